@@ -1,0 +1,21 @@
+"""Fine-tune language models: a run is what it says it is, or it refuses and says why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from finetune.version import __version__
+
+if TYPE_CHECKING:
+    from finetune.api import Run, load_config, train
+
+__all__ = ["Run", "__version__", "load_config", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    # heavy imports wait until they are used: `import finetune` touches neither torch nor a device
+    if name in ("Run", "load_config", "train"):
+        from finetune import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'finetune' has no attribute '{name}'")

@@ -1,0 +1,99 @@
+"""The Python API: train from a script or a notebook, and look at a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune.config.compose import compose
+from finetune.config.schema import RunConfig
+from finetune.distributed.outer import outer_launch
+from finetune.errors import RunFailed
+from finetune.paths import RunDir
+from finetune.report.record import read_report
+from finetune.training.start import check_run
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+
+class Run:
+    """A run's folder, to look at."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.dir = RunDir(Path(path))
+
+    @property
+    def path(self) -> Path:
+        return self.dir.path
+
+    @property
+    def model_path(self) -> Path:
+        """The saved model; it loads with plain transformers and peft."""
+        return self.dir.model
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """`report.json`."""
+        return read_report(self.dir)
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """One row per logged step: step, loss, learning_rate, grad_norm, tokens_per_second, ..."""
+        import pandas
+
+        lines = self.dir.metrics.read_text(encoding="utf-8").splitlines()
+        return pandas.DataFrame([json.loads(line) for line in lines])
+
+    def plot(self, *columns: str) -> Axes:
+        """Draw metrics over the steps; without names: the loss, and the evaluation loss if there is one."""
+        metrics = self.metrics
+        names = columns or tuple(name for name in ("loss", "eval_loss") if name in metrics)
+        axes: Axes | None = None
+        for name in names:
+            axes = metrics[["step", name]].dropna().plot(x="step", y=name, ax=axes, title=self.path.name)
+        assert axes is not None
+        return axes
+
+    def __repr__(self) -> str:
+        report = self.report if self.dir.report.exists() else {}
+        loss = report.get("loss") or {}
+        return f"Run({str(self.path)!r}, status={report.get('status')!r}, steps={report.get('steps')}, loss={loss})"
+
+
+def load_config(*overrides: str) -> RunConfig:
+    """Compose a config as the command line does, without checking it against this machine."""
+    return compose(list(overrides)).config
+
+
+def train(*overrides: str, say: Callable[[str], None] = print) -> Run:
+    """Train as `python -m finetune` does: in processes of its own, or, inside torchrun's world, joining that.
+
+    Raises:
+        Refusal: the config, the data or the machine must be changed first.
+        RunFailed: the run had started and failed.
+    """
+    outer = outer_launch()
+    if outer is not None:
+        from finetune.distributed.world import current_world
+        from finetune.logs import set_up_logging
+        from finetune.training.join import open_together
+        from finetune.training.worker import run as run_worker
+
+        set_up_logging(main=current_world().is_main)
+        run_dir = open_together(list(overrides), outer, say)
+        code = run_worker(run_dir)
+    else:
+        from finetune.training.supervise import start_and_wait
+
+        run = check_run(list(overrides))
+        for line in [*run.composed.notes, *run.facts.lines]:
+            say(line)
+        run_dir, ended = start_and_wait(run, say, relay=say)
+        code = ended.exit_code
+    if code != 0:
+        raise RunFailed(f"the run was stopped; its folder: {run_dir.path}", code)
+    return Run(run_dir.path)

@@ -1,0 +1,43 @@
+"""The command line: verb, runs, key=value and flags; every failure becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib import import_module
+
+from finetune.errors import FinetuneError, UserError
+from finetune.version import __version__
+from finetune.words import NOT_BUILT, VERBS, Words, help_text, split_words
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if "--debug" in arguments:
+        os.environ["FINETUNE_DEBUG"] = "1"
+    try:
+        words = split_words(arguments)
+        return _run(words)
+    except FinetuneError as error:
+        if "FINETUNE_DEBUG" in os.environ:
+            traceback.print_exc()
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(words: Words) -> int:
+    if "--version" in words.flags:
+        print(__version__)
+        return 0
+    if "--help" in words.flags:
+        print(help_text(words.verb if words.verb_given else None))
+        return 0
+    if words.verb in NOT_BUILT:
+        raise UserError(f"finetune {words.verb} is not built yet.\n    Built: {', '.join(VERBS)}.")
+    command = import_module(f"finetune.commands.{words.verb}")
+    code: int = command.main(words)
+    return code

@@ -1,0 +1,48 @@
+"""`finetune train`: check, then run here, in the background, or inside the world that a launcher made."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from finetune.distributed.outer import outer_launch
+from finetune.report.record import read_report
+from finetune.training.start import check_run
+from finetune.words import Words
+
+
+def main(words: Words) -> int:
+    """Train; returns the exit code."""
+    overrides = list(words.overrides)
+    as_json = "--json" in words.flags
+    say = _to_stderr if as_json else _to_stdout
+    outer = outer_launch()
+    if outer is not None:
+        from finetune.training.join import join
+
+        join(overrides, outer, say)
+    run = check_run(overrides)
+    for line in [*run.composed.notes, *run.facts.lines]:
+        say(line)
+    if "--dry-run" in words.flags:
+        return 0
+    from finetune.training.supervise import (
+        start_and_wait,
+        start_detached,
+    )  # the data libraries: after the checks
+
+    if run.config.launch.detach:
+        start_detached(run, say)
+        return 0
+    run_dir, ended = start_and_wait(run, say, relay=_to_stderr if as_json else None)
+    if as_json:
+        print(json.dumps({**read_report(run_dir), "run_dir": str(run_dir.path)}))
+    return ended.exit_code
+
+
+def _to_stdout(line: str) -> None:
+    print(line, flush=True)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,151 @@
+"""Rules on optimizer, schedule, evaluation, data and tracking."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from finetune.config.batch import Batch
+from finetune.config.case import FSDP, Case
+from finetune.config.packages import TRACKER_PACKAGES, bitsandbytes_problem, installed, optimizer_package
+from finetune.config.schema import Strategy, Tracker
+from finetune.config.trainer_fields import trainer_fields
+from finetune.config.values import written
+
+NEEDS_EVALUATION = ("reduce_lr_on_plateau", "greedy")
+"""Schedules that follow the evaluation loss."""
+
+
+def check_trainer(case: Case, batch: Batch) -> None:
+    """Everything under `trainer` that depends on something else."""
+    _optimizer(case, batch)
+    _duration(case)
+    _no_effect(case)
+    _device(case)
+    trainer = case.config.trainer
+    if trainer.dataloader_num_workers == 0:
+        for key in ("dataloader_persistent_workers", "dataloader_prefetch_factor"):
+            if getattr(trainer, key):
+                why = "it needs trainer.dataloader_num_workers above 0"
+                case.refuse(f"trainer.{key}={written(getattr(trainer, key))}", why)
+    if trainer.loss_type == "dft" and trainer.label_smoothing_factor:
+        why = "the dft loss knows no label smoothing"
+        case.refuse(
+            f"trainer.label_smoothing_factor={trainer.label_smoothing_factor:g}",
+            why,
+            "Leave one of them out.",
+        )
+    if trainer.use_liger_kernel and installed("liger-kernel") is None:
+        case.refuse(
+            "trainer.use_liger_kernel=true", "liger-kernel is not installed", "pip install liger-kernel"
+        )
+
+
+def check_data(case: Case) -> None:
+    """Files that are not there, and evaluation that has nothing to read."""
+    data, trainer = case.config.data, case.config.trainer
+    for name in ("train", "eval"):
+        for position, source in enumerate(getattr(data, name)):
+            if source.path.startswith(("/", "~")) and not Path(source.path).exists():
+                case.refuse(f"data.{name}.{position}.path={source.path}", "there is no such file or folder")
+    if data.eval and data.eval_fraction:
+        why = "both give rows for evaluation"
+        case.refuse(f"data.eval and data.eval_fraction={data.eval_fraction:g}", why, "Leave one of them out.")
+    has_rows = bool(data.eval) or data.eval_fraction > 0
+    wants = [
+        text
+        for text, wanted in (
+            (f"trainer.eval_strategy={trainer.eval_strategy}", trainer.eval_strategy != "no"),
+            ("trainer.eval_on_start=true", trainer.eval_on_start),
+            (
+                f"trainer.lr_scheduler_type={trainer.lr_scheduler_type}",
+                trainer.lr_scheduler_type in NEEDS_EVALUATION,
+            ),
+        )
+        if wanted
+    ]
+    if wants and not has_rows:
+        fix = "Set data.eval='[{path: FILE}]' or data.eval_fraction=0.05."
+        case.refuse(" and ".join(wants), "there are no rows for evaluation", fix)
+    if has_rows and trainer.eval_strategy == "no":
+        if trainer.lr_scheduler_type in NEEDS_EVALUATION:
+            why = "it follows the evaluation loss, and trainer.eval_strategy=no"
+            case.refuse(
+                f"trainer.lr_scheduler_type={trainer.lr_scheduler_type}",
+                why,
+                "Set trainer.eval_strategy=steps.",
+            )
+        else:
+            case.notes.append(
+                "nothing is evaluated while training (trainer.eval_strategy=no), though there are rows for it"
+            )
+
+
+def check_tracking(case: Case) -> None:
+    """The tracker's package, and keys that only one tracker reads."""
+    tracker, trainer = case.config.tracking.report_to, case.config.trainer
+    packages = TRACKER_PACKAGES.get(tracker, ())
+    if packages and not any(installed(p) is not None for p in packages):
+        why = f"needs the package {packages[0]}, which is not installed"
+        case.refuse(f"tracking={tracker.value}", why, f"Install it: pip install {packages[0]}")
+    if tracker is Tracker.trackio:
+        return
+    for key in ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"):
+        value = getattr(trainer, key)
+        if value != trainer_fields()[key].default:
+            why = f"only trackio reads it, and tracking={tracker.value}"
+            case.refuse(f"trainer.{key}={written(value)}", why, "Use tracking=trackio, or leave the key out.")
+
+
+def _optimizer(case: Case, batch: Batch) -> None:
+    optim, target = case.config.trainer.optim or "", case.config.trainer.optim_target_modules
+    where = f"trainer.optim={optim}"
+    package = optimizer_package(optim)
+    missing = bitsandbytes_problem() if package == "bitsandbytes" else None
+    if missing is not None:
+        case.refuse(
+            where, missing, "Install it: pip install 'bitsandbytes>=0.46.1'; or use adamw_torch_fused."
+        )
+    elif package is not None and installed(package) is None:
+        case.refuse(where, f"needs {package}, which is not installed", f"Install it: pip install {package}")
+    if package == "bitsandbytes" and case.strategy in FSDP:
+        case.refuse(
+            f"{where} with distributed={case.strategy.value}",
+            "bitsandbytes optimizers do not know FSDP2's sharded tensors "
+            "(https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1633)",
+            "Use adamw_torch_fused, or a zero strategy.",
+        )
+    if optim.startswith(("galore", "apollo")) and target is None:
+        case.refuse(
+            where, "needs the modules it works on", "Set trainer.optim_target_modules=all-linear, or a list."
+        )
+    if optim.endswith("layerwise") and (batch.processes > 1 or batch.accumulation > 1):
+        why = f"layer-wise updates need one process and no accumulation; this run has {batch.line}"
+        case.refuse(where, why, f"Use {optim.removesuffix('_layerwise')}.")
+
+
+def _duration(case: Case) -> None:
+    trainer = case.config.trainer
+    if trainer.max_steps > 0 and "trainer.num_train_epochs" in case.given:
+        case.notes.append(
+            f"trainer.max_steps={trainer.max_steps} ends the run; "
+            f"trainer.num_train_epochs={trainer.num_train_epochs:g} is not used"
+        )
+
+
+def _no_effect(case: Case) -> None:
+    """Keys of DistributedDataParallel under another strategy."""
+    trainer = case.config.trainer
+    if case.strategy is Strategy.ddp:
+        return
+    for key in (name for name in trainer_fields() if name.startswith("ddp_") and name != "ddp_timeout"):
+        value = getattr(trainer, key)
+        if value is not None:
+            why = f"it is a setting of ddp; the strategy is {case.strategy.value}"
+            case.refuse(f"trainer.{key}={written(value)}", why, "Use distributed=ddp, or leave the key out.")
+
+
+def _device(case: Case) -> None:
+    if case.config.trainer.tf32 and not (case.device == "cuda" and case.devices.bf16):
+        case.refuse(
+            "trainer.tf32=true", "needs an NVIDIA GPU of the Ampere generation or newer", "Leave the key out."
+        )

@@ -1,0 +1,177 @@
+"""From the configured sources to data that can be trained on: once, before any model is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune import hub
+from finetune.config.schema import DataConfig, ModelConfig
+from finetune.data import statistics
+from finetune.data.cache import cache_key, store, stored
+from finetune.data.gather import gather
+from finetune.data.load import SUBJECT
+from finetune.data.split import Split, common_rows, divide, finish, save
+from finetune.errors import refuse
+from finetune.model.tokenizer import load_tokenizer, turn_end
+
+if TYPE_CHECKING:
+    import numpy as np
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedData:
+    """Where the prepared rows are, and what is to be said about them."""
+
+    train: Path
+    eval: Path | None
+    statistics: dict[str, Any]
+    """`{"train": {...}, "eval": {...} or None}`, as `prepare --json` prints it."""
+    lines: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the model itself allows."""
+
+    positions: int | None
+    """Longest row the model was made for; None: not known."""
+    embeddings: int | None
+    """Rows of the embedding: token ids must lie below; None: not known."""
+
+
+def cache_root() -> Path:
+    """The folder of everything that can be made again: `FINETUNE_CACHE`, or `~/.cache/finetune`."""
+    return Path(os.environ.get("FINETUNE_CACHE") or Path.home() / ".cache" / "finetune").expanduser()
+
+
+def prepare_data(data: DataConfig, model: ModelConfig, seed: int, cache_dir: Path) -> PreparedData:
+    """Load, check, convert, tokenise, mask and pack the data, or find it in the cache. Imports no torch."""
+    if not data.train:
+        raise refuse(
+            "data.train=[]", "there is nothing to train on", "data.train='[{path: FILE}]'", subject=SUBJECT
+        )
+    if data.eval and data.eval_fraction:
+        why = "data.eval names the rows to evaluate on already"
+        raise refuse(
+            f"data.eval_fraction={data.eval_fraction:g}", why, "Drop one of the two.", subject=SUBJECT
+        )
+    tokenizer = load_tokenizer(model)
+    limits = model_limits(model, tokenizer)
+    max_length = data.max_length if data.max_length is not None else limits.positions
+    if data.packing and max_length is None:
+        why = "packing needs a length, and the model's positions are not known"
+        raise refuse("data.max_length=null", why, "Set data.max_length.", subject=SUBJECT)
+    folder = (
+        cache_dir / "data" / cache_key(data, tokenizer, {"max": max_length, "rows": limits.embeddings}, seed)
+    )
+    said = stored(folder)
+    hit = said is not None
+    if said is None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        store(folder, lambda place: _prepare(data, tokenizer, limits, max_length, seed, place))
+        said = stored(folder)
+        assert said is not None
+    for split in ("train", "eval"):
+        if said["statistics"][split] is not None:
+            said["statistics"][split]["cache"] = "hit" if hit else "miss"
+    return PreparedData(
+        train=folder / "train",
+        eval=folder / "eval" if said["statistics"]["eval"] is not None else None,
+        statistics=said["statistics"],
+        lines=[*said["lines"], f"prepared data {'found in' if hit else 'written to'} the cache: {folder}"],
+    )
+
+
+def model_limits(model: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Limits:
+    """Read the model's positions and embedding rows: from `model.shape`, else from its config.json."""
+    positions, embeddings = model.shape.max_position_embeddings, model.shape.vocab_size
+    if positions is None or embeddings is None:
+        config = _config_json(model)
+        config = {**config, **(config.get("text_config") or {})}
+        positions = positions or config.get("max_position_embeddings") or config.get("n_positions")
+        embeddings = embeddings or config.get("vocab_size")
+    if positions is None and tokenizer.model_max_length < 10**9:
+        positions = tokenizer.model_max_length
+    return Limits(positions, embeddings)
+
+
+def _config_json(model: ModelConfig) -> dict[str, Any]:
+    folder = Path(model.name_or_path).expanduser()
+    if folder.is_dir():
+        file: Path | None = folder / "config.json"
+    else:
+        from transformers.utils.hub import cached_file
+
+        found = cached_file(
+            model.name_or_path,
+            "config.json",
+            revision=model.revision or "main",
+            local_files_only=not hub.reachable(),
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        file = Path(found) if found else None
+    if file is None or not file.is_file():
+        return {}
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return config
+
+
+def _prepare(
+    data: DataConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    limits: Limits,
+    max_length: int | None,
+    seed: int,
+    place: Path,
+) -> dict[str, Any]:
+    rows = gather(data.train, data, tokenizer)
+    train_indices, eval_indices = divide(rows, data.eval_fraction, seed)
+    train = finish("train", rows, train_indices, data, max_length)
+    held_out = _held_out(data, tokenizer, rows, eval_indices, max_length)
+    splits = {"train": train, "eval": held_out}
+    said: dict[str, dict[str, Any] | None] = {"train": None, "eval": None}
+    end = tokenizer.convert_ids_to_tokens(turn_end(tokenizer))
+    lines = [statistics.loss_line(data, train, end)]
+    for name, split in splits.items():
+        if split is None:
+            continue
+        counted = said[name] = statistics.numbers(split, tokenizer, max_length, data.packing)
+        _refuse_ids_outside(counted["max_token_id"], limits, tokenizer)
+        lines += statistics.lines(name, split, counted, data)
+        if split is held_out:
+            copies = counted["rows_also_in_train"] = common_rows(train, held_out)
+            lines += [f"eval: {copies} rows are exact copies of training rows"] if copies else []
+        save(split, place / name)
+    return {"statistics": said, "lines": lines}
+
+
+def _held_out(
+    data: DataConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    rows: Any,
+    indices: np.ndarray,
+    max_length: int | None,
+) -> Split | None:
+    if data.eval:
+        own = gather(data.eval, data, tokenizer)
+        return finish("eval", own, divide(own, 0.0, 0)[0], data, max_length)
+    return finish("eval", rows, indices, data, max_length) if len(indices) else None
+
+
+def _refuse_ids_outside(max_token_id: int, limits: Limits, tokenizer: PreTrainedTokenizerFast) -> None:
+    highest = max(max_token_id, tokenizer.pad_token_id or 0)
+    if limits.embeddings is None or highest < limits.embeddings:
+        return
+    raise refuse(
+        f"tokenizer {tokenizer.name_or_path}",
+        f"token id {highest} ({tokenizer.convert_ids_to_tokens(highest)!r}) lies outside the model's "
+        f"embedding of {limits.embeddings} rows",
+        "Use the tokenizer that belongs to the model.",
+        subject="tokenizer and model",
+    )

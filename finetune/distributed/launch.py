@@ -1,0 +1,228 @@
+"""Starts the workers through accelerate's launcher, watches them, and leaves none behind."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from finetune.config.rules import RunFacts
+from finetune.config.schema import LaunchConfig
+from finetune.paths import RunDir
+
+PR_SET_PDEATHSIG = 1
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+GRACE_SECONDS = 10.0
+"""How long the other ranks may take to end after one has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the workers ended."""
+
+    exit_code: int
+    failed_rank: int | None = None
+    """The first rank that failed."""
+    told: str = ""
+    """What that rank said: its traceback, or the message of a known problem."""
+
+
+class Workers:
+    """The processes of one run. Leaving the `with` block ends whatever is still alive."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        facts: RunFacts,
+        launch: LaunchConfig,
+        relay: Callable[[str], None] | None = None,
+    ) -> None:
+        """`relay` gets rank 0's lines; null: they go to this process's own stdout."""
+        self.run_dir = run_dir
+        self.facts = facts
+        self.launch = launch
+        self.relay = relay
+        self.received = 0
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Workers:
+        for number in STOPPING:
+            self._handlers[number] = signal.signal(number, self._on_signal)
+        self._handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self.run_dir.logs.mkdir(exist_ok=True)
+        with self.run_dir.launcher_log.open("ab") as launcher_log:
+            self.process = subprocess.Popen(
+                accelerate_command(self.run_dir, self.facts, self.launch),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if self.relay else None,
+                stderr=launcher_log,
+                env=worker_environment(self.facts, self.launch),
+                # a session of their own: Ctrl-C reaches this process alone, which passes it on to the workers
+                start_new_session=True,
+                preexec_fn=_end_with_this_process,
+            )
+        if self.relay is not None:
+            self._relaying = Thread(target=self._pass_on, args=(self.relay,), daemon=True)
+            self._relaying.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def wait(self) -> Ended:
+        """Wait for the end of all workers; after one has failed the others get `GRACE_SECONDS`."""
+        failed_at: float | None = None
+        while self.process.poll() is None:
+            time.sleep(0.1)
+            if failed_at is None and first_failure(self.run_dir) is not None:
+                failed_at = time.monotonic()
+            if failed_at is not None and time.monotonic() - failed_at > GRACE_SECONDS:
+                self.kill()
+        if self.relay is not None:
+            self._relaying.join(timeout=5)
+        return self._ended(self.process.returncode)
+
+    def kill(self) -> None:
+        """End the launcher and every worker at once."""
+        alive = _family(self.process.pid)
+        for process in alive:
+            with _Gone():
+                process.kill()
+        self.process.wait()
+        psutil.wait_procs(alive, timeout=5)
+
+    def _ended(self, code: int) -> Ended:
+        failure = first_failure(self.run_dir)
+        if failure is not None:
+            return Ended(failure["exit_code"], failure["rank"], failure["told"])
+        if self.received:
+            return Ended(128 + self.received)
+        if code == 0:
+            return Ended(0)
+        rank, why = silent_death(self.run_dir.launcher_log)
+        return Ended(1, rank, why)
+
+    def _pass_on(self, relay: Callable[[str], None]) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            relay(line.decode("utf-8", errors="replace").rstrip("\n"))
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            self.kill()
+            return
+        self.received = number
+        for process in _workers(self.process.pid):
+            with _Gone():
+                process.send_signal(number)
+
+
+def accelerate_command(run_dir: RunDir, facts: RunFacts, launch: LaunchConfig) -> list[str]:
+    """The command that starts the workers; a config file is always named, so a user's default one is never read."""
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(run_dir.accelerate)]
+    if launch.num_machines == 1:
+        command += ["--main_process_port", str(launch.main_process_port or 0)]
+    else:
+        command += ["--machine_rank", str(launch.machine_rank)]
+    threads = threads_per_process(facts, launch)
+    return [
+        *command,
+        "--num_cpu_threads_per_process",
+        str(threads),
+        "-m",
+        "finetune.training.worker",
+        str(run_dir.path),
+    ]
+
+
+def threads_per_process(facts: RunFacts, launch: LaunchConfig) -> int:
+    """Cores of this machine shared out; accelerate gives each process one thread where nothing is set."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // max(1, facts.num_processes // launch.num_machines))
+
+
+def worker_environment(facts: RunFacts, launch: LaunchConfig) -> dict[str, str]:
+    """This environment, with the package importable from wherever the run was started."""
+    environment = dict(os.environ)
+    package_parent = str(Path(__file__).resolve().parents[2])
+    paths = [package_parent, *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    if not environment.get("OMP_NUM_THREADS"):
+        environment["OMP_NUM_THREADS"] = str(threads_per_process(facts, launch))
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment
+
+
+def first_failure(run_dir: RunDir) -> dict[str, Any] | None:
+    """The failure that was written first, over all ranks."""
+    failures = []
+    for file in run_dir.logs.glob("rank-*.failed.json"):
+        try:
+            failures.append(json.loads(file.read_text(encoding="utf-8")))
+        except json.JSONDecodeError:
+            continue  # being written right now
+    return min(failures, key=lambda failure: failure["time"], default=None)
+
+
+def silent_death(launcher_log: Path) -> tuple[int | None, str]:
+    """Rank and reason of a worker that could not speak (killed, crashed), from what the launcher saw first."""
+    text = launcher_log.read_text(encoding="utf-8", errors="replace")
+    _, _, root_cause = text.rpartition("Root Cause")
+    rank = re.search(r"rank\s*:\s*(\d+)", root_cause)
+    code = re.search(r"exitcode\s*:\s*(-?\d+)", root_cause)
+    if rank is None or code is None:
+        last_lines = "\n".join(text.strip().splitlines()[-15:])
+        return (
+            None,
+            f"The launcher ended without naming a rank. Its last lines ({launcher_log}):\n{last_lines}",
+        )
+    number = int(code[1])
+    how = f"by {signal.Signals(-number).name}" if number < 0 else f"with exit code {number}"
+    return int(rank[1]), f"The process ended {how} without a word of its own."
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        launcher = psutil.Process(pid)
+        return [launcher, *launcher.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _workers(pid: int) -> list[psutil.Process]:
+    found = []
+    for process in _family(pid)[1:]:
+        with _Gone():
+            if "finetune.training.worker" in process.cmdline():
+                found.append(process)
+    return found
+
+
+class _Gone:
+    """A process that ended meanwhile is no error."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
+        return kind is not None and issubclass(kind, psutil.Error)
+
+
+def _end_with_this_process() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

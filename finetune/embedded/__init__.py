@@ -1,0 +1,1 @@
+"""What ships inside the package: the model `tiny`, its data sets, and the script that wrote their text."""

@@ -1,0 +1,70 @@
+"""What reaches the terminal: our own lines on rank 0, warnings that matter, and no library noise."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+
+NOISE = (
+    # printed on every CPU run without the optional `kernels` package; the slower path gives the same numbers
+    "Failed to load CPU gemm_4bit_forward",
+    # packing is ours, and each document is attended by itself
+    "Padding-free training is enabled, but the attention implementation",
+    "You are using a per_device_train_batch_size of 1 with padding-free",
+    # our FSDP settings are rendered, and checkpointing is chosen in `trainer`
+    "When using FSDP, prefer `fsdp_config",
+    "FSDP upcast of low precision parameters",
+    # the tokenizer's special tokens are copied to the model on purpose
+    "The tokenizer has new PAD/BOS/EOS tokens",
+    # deepspeed, wherever it is imported on a CPU
+    "Setting accelerator to CPU",
+    # one process in a world of its own
+    "torch.distributed process group is initialized, but parallel_mode",
+    # accumulation is the Trainer's, and DeepSpeed is told the same number
+    "Gradient accumulation steps mismatch",
+    # gloo has no devices
+    "No device id is provided via `init_process_group`",
+    "barrier(): using the device under current context",
+)
+"""Library messages that tell a user nothing to act on, each with the reason."""
+
+
+def set_up_logging(main: bool) -> None:
+    """Send our own log to stdout (rank 0) and silence `NOISE`; `FINETUNE_DEBUG` shows everything."""
+    debug = "FINETUNE_DEBUG" in os.environ
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    ours = logging.getLogger("finetune")
+    ours.handlers, ours.propagate = [handler], False
+    ours.setLevel(logging.DEBUG if debug else logging.INFO if main else logging.WARNING)
+    if debug:
+        return
+    for name in (
+        "transformers",
+        "trl",
+        "accelerate",
+        "peft",
+        "bitsandbytes",
+        "deepspeed",
+        "DeepSpeed",
+        "torch",
+    ):
+        logger = logging.getLogger(name)
+        logger.addFilter(_is_no_noise)
+        for existing in logger.handlers:
+            existing.addFilter(_is_no_noise)
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    for start in NOISE:
+        warnings.filterwarnings("ignore", message=f".*{start[:40].replace('(', '.').replace(')', '.')}")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _is_no_noise(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return not any(noise in message for noise in NOISE)

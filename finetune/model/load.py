@@ -1,0 +1,128 @@
+"""Loads the model that is trained: the checkpoint's own class, one dtype rule, towers frozen, 4-bit where asked."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from finetune.config.rules import RunFacts
+from finetune.config.schema import AdapterConfig, Method, ModelConfig
+from finetune.model.attention import Attention
+
+log = logging.getLogger(__name__)
+
+COMPUTE_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready for training, and what the checkpoint was."""
+
+    model: PreTrainedModel
+    checkpoint_dtype: torch.dtype
+
+
+def load_model(
+    config: PretrainedConfig,
+    model: ModelConfig,
+    adapter: AdapterConfig,
+    facts: RunFacts,
+    attention: Attention,
+) -> LoadedModel:
+    """Load the weights on the CPU (or, quantised, on this process's own card), trained weights in float32 unless set."""
+    dtype = getattr(torch, facts.trained_dtype if adapter.method is Method.full else facts.frozen_dtype)
+    compute = COMPUTE_DTYPE[facts.precision]
+    checkpoint_dtype = _checkpoint_dtype(config)
+    extra = {"quantization_config": quantization(adapter, compute)} if adapter.method is Method.qlora else {}
+    if extra and facts.device == "cuda":
+        extra["device_map"] = {"": torch.cuda.current_device()}
+    loaded = checkpoint_class(config).from_pretrained(
+        model.name_or_path,
+        config=config,
+        revision=model.revision or "main",
+        dtype=dtype,
+        attn_implementation=attention.implementation,
+        trust_remote_code=model.trust_remote_code,
+        **({"gguf_file": model.gguf_file} if model.gguf_file else {}),
+        **extra,
+    )
+    loaded.config.use_cache = False
+    if adapter.method is not Method.full:
+        loaded.requires_grad_(False)
+    _freeze_towers(loaded)
+    return LoadedModel(loaded, checkpoint_dtype)
+
+
+def model_config(model: ModelConfig) -> PretrainedConfig:
+    """The checkpoint's config with this run's `rope_scaling`, if any."""
+    config = AutoConfig.from_pretrained(
+        model.name_or_path,
+        revision=model.revision or "main",
+        trust_remote_code=model.trust_remote_code,
+        **({"gguf_file": model.gguf_file} if model.gguf_file else {}),
+    )
+    if model.rope_scaling is not None:
+        text = config.get_text_config()
+        text.rope_parameters = {**(text.rope_parameters or {}), **model.rope_scaling}
+        original = model.rope_scaling.get("original_max_position_embeddings", text.max_position_embeddings)
+        text.max_position_embeddings = int(original * model.rope_scaling["factor"])
+    return config
+
+
+def checkpoint_class(config: PretrainedConfig) -> type[PreTrainedModel]:
+    """The class that the checkpoint names: a multimodal one keeps its towers, so that the export is whole."""
+    for name in config.architectures or []:
+        candidate = getattr(transformers, name, None)
+        if candidate is not None and candidate.can_generate():
+            return candidate
+    return AutoModelForCausalLM
+
+
+def quantization(adapter: AdapterConfig, compute: torch.dtype) -> BitsAndBytesConfig:
+    """4-bit or 8-bit weights. They are stored in the compute dtype, so that FSDP2 can shard them: in the default
+    uint8 accelerate leaves them out of the sharding and every process holds the whole model."""
+    if adapter.bits == 8:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=adapter.quant_type,
+        bnb_4bit_use_double_quant=adapter.double_quant,
+        bnb_4bit_compute_dtype=compute,
+        bnb_4bit_quant_storage=compute,
+    )
+
+
+def language_model(model: PreTrainedModel) -> torch.nn.Module:
+    """The text part of a multimodal model; the model itself where there is no other part."""
+    return model.get_decoder() if model.config.get_text_config() is not model.config else model
+
+
+def _freeze_towers(model: PreTrainedModel) -> None:
+    text = language_model(model)
+    if text is model:
+        return
+    head = model.get_output_embeddings()
+    kept = {id(parameter) for part in (text, head) if part is not None for parameter in part.parameters()}
+    frozen = [parameter for parameter in model.parameters() if id(parameter) not in kept]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    count = sum(parameter.numel() for parameter in frozen)
+    log.info(
+        "text-only run of a multimodal checkpoint: %s parameters of other towers are frozen", f"{count:,}"
+    )
+
+
+def _checkpoint_dtype(config: PretrainedConfig) -> torch.dtype:
+    """The dtype of the stored weights, as config.json says it; float32 where it is silent."""
+    stored = config.dtype or config.get_text_config().dtype
+    return stored if isinstance(stored, torch.dtype) else getattr(torch, stored or "float32")

@@ -1,0 +1,150 @@
+"""Proves a saved model: opens the folder afresh, checks its tensors, and compares its loss with the live model's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from transformers import AutoTokenizer, PreTrainedModel
+
+from finetune.config.schema import AdapterConfig, Method, ModelConfig
+from finetune.model.export import Written, checksum
+from finetune.model.load import checkpoint_class, model_config, quantization
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+"""Largest relative difference of the two losses, by stored dtype: what rounding to it explains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of the saved model."""
+
+    name: str
+    passed: bool
+    detail: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveModel:
+    """What is remembered of the model in memory, to hold the saved one against."""
+
+    loss: float
+    """Mean negative log-likelihood of the supervised tokens of `batch`."""
+    batch: dict[str, torch.Tensor]
+    """Padded `input_ids`, `attention_mask`, `labels`, on the CPU."""
+    start_sums: Mapping[str, float]
+    """Checksums of the adapter's tensors before training; empty for full fine-tuning."""
+    turn_end: int
+
+
+def check_tensors(folder: Path, written: Written, live: LiveModel, trained: bool) -> list[Check]:
+    """Open every file of weights and hold each tensor against what was gathered from the live model."""
+    found: dict[str, torch.Tensor] = {}
+    sums: dict[str, float] = {}
+    empty, not_finite = [], []
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
+                tensor = opened.get_tensor(name)
+                found[name] = torch.empty(tensor.shape, device="meta")
+                sums[name] = checksum(tensor)
+                if tensor.numel() == 0:
+                    empty.append(name)
+                if not bool(torch.isfinite(tensor).all()):
+                    not_finite.append(name)
+    missing = sorted(set(written.sums) - set(sums))
+    changed = sorted(n for n in set(sums) & set(written.sums) if sums[n] != written.sums[n])
+    checks = [
+        _listed(
+            "all tensors are there",
+            missing or (["no tensor at all"] if not sums else []),
+            f"{len(sums)} tensors",
+        ),
+        _listed("no tensor is empty", empty, "none"),
+        _listed("no tensor has NaN or infinity", not_finite, "none"),
+        _listed("tensors equal the trained ones", changed, "checksums equal"),
+    ]
+    if live.start_sums:
+        still = sorted(name for name, start in live.start_sums.items() if trained and sums.get(name) == start)
+        moved = len(live.start_sums) - len(still)
+        # a matrix that no gradient reached keeps its start; all of lora_B at its start means nothing was learnt
+        learnt = any("lora_B" in name or "lora_A" not in name for name in set(live.start_sums) - set(still))
+        detail = f"{moved} of {len(live.start_sums)} tensors moved"
+        checks.append(Check("the adapter left its start", learnt or not trained, detail))
+    return checks
+
+
+def check_loss(
+    folder: Path,
+    model: ModelConfig,
+    adapter: AdapterConfig,
+    live: LiveModel,
+    dtype: torch.dtype,
+    compute: torch.dtype,
+) -> list[Check]:
+    """Load the folder as a user would and compare its loss on a fixed batch with the live model's."""
+    reopened = open_saved(folder, model, adapter, compute)
+    with torch.no_grad():
+        logits = reopened(
+            input_ids=live.batch["input_ids"], attention_mask=live.batch["attention_mask"]
+        ).logits
+    labels = live.batch["labels"][:, 1:]
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), labels.flatten()).item()
+    tolerance = TOLERANCE[dtype if adapter.method is not Method.qlora else torch.bfloat16]
+    tolerance = max(tolerance, TOLERANCE[compute])
+    difference = abs(loss - live.loss) / max(abs(live.loss), 1e-6)
+    detail = f"live {live.loss:.6f}, reopened {loss:.6f}, relative difference {difference:.1e}, allowed {tolerance:.0e}"
+    same = math.isfinite(loss) and (difference <= tolerance or abs(loss - live.loss) <= tolerance * 1e-1)
+    stops = reopened.generation_config.eos_token_id
+    stops = stops if isinstance(stops, list) else [stops]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return [
+        Check("reopened loss equals the live loss", same, detail),
+        Check(
+            "generation stops where the training data stops", live.turn_end in stops, f"stop tokens {stops}"
+        ),
+        Check("the tokenizer is saved", len(tokenizer) > 0, f"{len(tokenizer)} tokens"),
+    ]
+
+
+def open_saved(
+    folder: Path, model: ModelConfig, adapter: AdapterConfig, compute: torch.dtype
+) -> PreTrainedModel | PeftModel:
+    """A fresh load of a saved model: the folder alone, or its adapter on the base model."""
+    if adapter.method is Method.full:
+        config = model_config(
+            ModelConfig(name_or_path=str(folder), trust_remote_code=model.trust_remote_code)
+        )
+        opened = checkpoint_class(config).from_pretrained(folder, config=config, dtype=compute)
+        return opened.eval()
+    extra = {"quantization_config": quantization(adapter, compute)} if adapter.method is Method.qlora else {}
+    if extra and torch.cuda.is_available():
+        extra["device_map"] = {"": torch.cuda.current_device()}
+    config = model_config(model)
+    base = checkpoint_class(config).from_pretrained(
+        model.name_or_path,
+        config=config,
+        revision=model.revision or "main",
+        dtype=compute,
+        **({"gguf_file": model.gguf_file} if model.gguf_file else {}),
+        **extra,
+    )
+    generation = base.generation_config.from_pretrained(folder)
+    opened = PeftModel.from_pretrained(base, str(folder))
+    opened.base_model.model.generation_config = generation
+    return opened.eval()
+
+
+def _listed(name: str, bad: list[str], good: str) -> Check:
+    return Check(
+        name, not bad, ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "") or good
+    )

@@ -1,0 +1,214 @@
+"""Which tokenizer a model speaks, how its chat template ends a turn, what pads a batch; without torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune import hub
+from finetune.config.schema import ModelConfig
+from finetune.errors import UserError, refuse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+log = logging.getLogger(__name__)
+
+PADDING = (
+    "<|finetune_right_pad_id|>",
+    "<|pad|>",
+    "<pad>",
+    "[PAD]",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<unk>",
+    "[UNK]",
+)
+"""Tokens of well-known tokenizers that no text contains, best first."""
+
+SLOT = "@@slot{}@@"
+"""Stands for a message's content where only the template's own text is looked at."""
+
+
+def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerFast:
+    """Load the tokenizer with `model.chat_template` and a pad token that no answer ends with."""
+    tokenizer = _load(model)
+    if model.chat_template is not None:
+        tokenizer.chat_template = _template(model.chat_template)
+    if isinstance(tokenizer.chat_template, dict) and "default" not in tokenizer.chat_template:
+        names = ", ".join(sorted(tokenizer.chat_template))
+        raise refuse(
+            f"model.name_or_path={model.name_or_path}",
+            f"its tokenizer has several chat templates and none is called default: {names}",
+            "Choose one as a file: model.chat_template=PATH.jinja",
+            subject="the tokenizer",
+        )
+    _set_padding(tokenizer)
+    return tokenizer
+
+
+def turn_end(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Id of the token with which an answer ends: the chat template's, else the tokenizer's end of text."""
+    text = answer_tail(tokenizer)
+    token = text and added_tokens(tokenizer).search(text)
+    if token:
+        return int(tokenizer.convert_tokens_to_ids(token.group()))
+    if tokenizer.eos_token_id is None:
+        raise refuse(
+            f"tokenizer {tokenizer.name_or_path}",
+            "it has no end-of-text token, so a model could not learn to stop",
+            "Set `eos_token` in its tokenizer_config.json.",
+            subject="the tokenizer",
+        )
+    return int(tokenizer.eos_token_id)
+
+
+def answer_tail(tokenizer: PreTrainedTokenizerFast) -> str:
+    """What the chat template prints after the last answer (`<|im_end|>\\n`); empty without a template."""
+    if not tokenizer.chat_template:
+        return ""
+    question, answer = SLOT.format(0), SLOT.format(1)
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return render(tokenizer, turns).partition(answer)[2]
+
+
+def render(tokenizer: PreTrainedTokenizerFast, turns: list[dict[str, Any]], **options: Any) -> str:
+    """Render one conversation, or say what the chat template has against it."""
+    return render_all(tokenizer, [turns], **options)[0]
+
+
+def render_all(
+    tokenizer: PreTrainedTokenizerFast, conversations: list[list[dict[str, Any]]], **options: Any
+) -> list[str]:
+    """Render many conversations at once; one refused conversation refuses them all."""
+    from jinja2 import TemplateError
+
+    try:
+        return list(tokenizer.apply_chat_template(conversations, tokenize=False, **options))
+    except (TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:
+        raise TemplateRefused(f"the chat template refuses it: {error}") from error
+
+
+class TemplateRefused(UserError):
+    """A chat template cannot render a conversation."""
+
+
+def added_tokens(tokenizer: PreTrainedTokenizerFast) -> re.Pattern[str]:
+    """A pattern that matches any token which is read as one whatever stands around it."""
+    names = (token.content for token in tokenizer.added_tokens_decoder.values())
+    longest_first = sorted((name for name in names if name.strip()), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _load(model: ModelConfig) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
+    name = model.name_or_path
+    folder = Path(name).expanduser()
+    if not folder.exists() and not hub.ID.fullmatch(name):
+        raise refuse(
+            f"model.name_or_path={name}",
+            f"there is no folder {folder.absolute()}, and it is not a hub id (owner/name) either",
+            subject="the model",
+        )
+    options: dict[str, Any] = {"revision": model.revision or "main"}
+    if folder.exists():
+        name = str(folder)
+    elif not hub.reachable():
+        options["local_files_only"] = True
+    try:
+        if model.gguf_file is None and not _needs_its_class(folder, model.trust_remote_code):
+            return PreTrainedTokenizerFast.from_pretrained(name, **options)
+        from transformers import AutoTokenizer  # imports torch: only for tokenizers that cannot do without
+
+        options |= {"trust_remote_code": model.trust_remote_code, "use_fast": True}
+        if model.gguf_file is not None:
+            options["gguf_file"] = model.gguf_file
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise _no_tokenizer(model, folder, options, error) from error
+    if not tokenizer.is_fast:
+        raise refuse(
+            f"model.name_or_path={model.name_or_path}",
+            f"its tokenizer ({type(tokenizer).__name__}) has no fast version, which data preparation needs",
+            "Convert it once to a tokenizer.json.",
+            subject="the tokenizer",
+        )
+    return tokenizer
+
+
+def _needs_its_class(folder: Path, trust_remote_code: bool) -> bool:
+    """Tell whether the plain fast class cannot read this folder's files."""
+    if not folder.is_dir():
+        return False
+    if not (folder / "tokenizer.json").exists():
+        return (
+            any(folder.glob("*.model"))
+            or (folder / "vocab.json").exists()
+            or (folder / "tekken.json").exists()
+        )
+    settings = folder / "tokenizer_config.json"
+    return (
+        trust_remote_code
+        and settings.exists()
+        and "auto_map" in json.loads(settings.read_text(encoding="utf-8"))
+    )
+
+
+def _no_tokenizer(model: ModelConfig, folder: Path, options: dict[str, Any], error: Exception) -> UserError:
+    name, reason = (
+        model.name_or_path,
+        str(error).strip().splitlines()[0] if str(error).strip() else repr(error),
+    )
+    if folder.exists():
+        files = (
+            ", ".join(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else "(not a folder)"
+        )
+        why = f"no tokenizer could be read from {folder.absolute()}, which holds: {files}"
+        fix = f"It needs tokenizer.json (and tokenizer_config.json). The library said: {reason}"
+    elif "local_files_only" in options:
+        why = f"it is not in this machine's hub cache, and {hub.endpoint()} cannot be reached"
+        fix = "Download it where there is a network, and give the folder's path."
+    elif "gated" in str(error) or "401" in str(error) or "403" in str(error):
+        why = "the hub does not let this account read it (gated or private)"
+        fix = f"Ask for access at {hub.endpoint()}/{name}, then log in with `hf auth login` or set HF_TOKEN."
+    else:
+        why, fix = f"its tokenizer could not be loaded: {reason}", "Check the name and model.revision."
+    return refuse(f"model.name_or_path={name}", why, fix, subject="the model")
+
+
+def _template(value: str) -> str:
+    if "{" in value or "\n" in value:
+        return value
+    path = Path(value).expanduser()
+    if not path.is_file():
+        raise refuse(
+            f"model.chat_template={value}",
+            f"there is no file {path.absolute()}",
+            "Give the path of a Jinja file, or the template itself.",
+            subject="the chat template",
+        )
+    return path.read_text(encoding="utf-8")
+
+
+def _set_padding(tokenizer: PreTrainedTokenizerFast) -> None:
+    learnt = {tokenizer.eos_token_id, turn_end(tokenizer)}
+    if tokenizer.pad_token_id is not None and tokenizer.pad_token_id not in learnt:
+        return
+    names = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
+    padlike = [name for name in names if "pad" in name.lower()]
+    for name in (*PADDING, *padlike):
+        if names.get(name) is not None and names[name] not in learnt and name != tokenizer.bos_token:
+            tokenizer.pad_token = name
+            log.info("padding with %s", name)
+            return
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    log.warning(
+        "padding with %s, which also ends an answer: harmless here (padding is masked by position), "
+        "but other programs may mask it by its id",
+        tokenizer.pad_token,
+    )

@@ -1,0 +1,79 @@
+"""Where things are: conf/, recipes/ and embedded files of the installation, and every file of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def assets() -> Path:
+    """The folder that holds `conf/` and `recipes/`: beside the package in a checkout, inside it in a wheel."""
+    checkout = PACKAGE.parent
+    return checkout if (checkout / "conf" / "config.yaml").exists() else PACKAGE / "_assets"
+
+
+def embedded(name: str = "") -> Path:
+    """A file or folder that ships inside the package: the tiny model, its data sets."""
+    return PACKAGE / "embedded" / name
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """The folder of one run: the only hand-off between its stages."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def accelerate(self) -> Path:
+        return self.path / "accelerate.yaml"
+
+    @property
+    def data(self) -> Path:
+        """Statistics of the prepared data, and where it is cached."""
+        return self.path / "data.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def facts(self) -> Path:
+        """What the config means on this machine: strategy, processes, batch, precision."""
+        return self.path / "facts.json"
+
+    @property
+    def launcher_log(self) -> Path:
+        return self.logs / "launcher.log"
+
+    def failure(self, rank: int) -> Path:
+        """Why a rank ended, written by itself."""
+        return self.logs / f"rank-{rank}.failed.json"
+
+    def log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"

@@ -1,0 +1,55 @@
+"""`report.json`: what was asked, what ran, what came out, and what was checked on the saved model."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from finetune.paths import RunDir
+
+
+@dataclass(slots=True)
+class Report:
+    """The report of one run, filled as the run goes; written whole each time."""
+
+    run_dir: RunDir
+    content: dict[str, Any] = field(default_factory=dict)
+
+    def update(self, **values: Any) -> None:
+        self.content |= values
+
+    def write(self) -> None:
+        """Write the file beside itself and rename it: a reader never sees half a report."""
+        beside = self.run_dir.report.with_suffix(f".{os.getpid()}.part")
+        beside.write_text(json.dumps(self.content, indent=2) + "\n", encoding="utf-8")
+        os.replace(beside, self.run_dir.report)
+
+
+def read_report(run_dir: RunDir) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(run_dir.report.read_text(encoding="utf-8"))
+    return content
+
+
+def report_failure(run_dir: RunDir, told: str) -> None:
+    """Mark a run as failed, keeping what is known of it."""
+    known = read_report(run_dir) if run_dir.report.exists() else {}
+    Report(run_dir, {**known, "status": "failed", "error": told}).write()
+
+
+def summary(history: list[dict[str, Any]]) -> dict[str, Any]:
+    """Loss, speed and tokens from the logged steps.
+
+    `tokens_per_second` leaves the first step out (it pays for warm-up), unless there is no other.
+    """
+    steps = [entry for entry in history if "loss" in entry]
+    evaluations = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
+    speeds = [entry["tokens_per_second"] for entry in steps[1:] or steps if "tokens_per_second" in entry]
+    result: dict[str, Any] = {
+        "steps": steps[-1]["step"] if steps else 0,
+        "loss": {"first": steps[0]["loss"], "last": steps[-1]["loss"]} if steps else None,
+        "tokens_per_second": sorted(speeds)[len(speeds) // 2] if speeds else None,
+        "supervised_tokens": steps[-1]["supervised_tokens"] if steps else 0,
+    }
+    return result | ({"eval_loss": evaluations[-1]} if evaluations else {})

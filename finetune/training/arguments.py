@@ -1,0 +1,50 @@
+"""The one place that builds TRL's SFTConfig."""
+
+from __future__ import annotations
+
+from trl import SFTConfig
+
+from finetune.config.rules import RunFacts
+from finetune.config.schema import RunConfig, Tracker
+from finetune.config.trainer_fields import sft_values
+from finetune.distributed.accelerate import trainer_arguments
+from finetune.model.attention import Attention
+from finetune.paths import RunDir
+
+
+def sft_arguments(config: RunConfig, facts: RunFacts, run_dir: RunDir, attention: Attention) -> SFTConfig:
+    """SFTConfig for this process.
+
+    It must exist before the model is loaded: under ZeRO-3 it is what makes weights load already sharded.
+    """
+    return SFTConfig(
+        **sft_values(config.trainer)
+        | {
+            "output_dir": str(run_dir.checkpoints),
+            "run_name": config.run_name,
+            "seed": config.seed,
+            "learning_rate": facts.learning_rate,
+            "per_device_train_batch_size": facts.batch.per_device,
+            "gradient_accumulation_steps": facts.batch.accumulation,
+            "bf16": facts.precision == "bf16",
+            "fp16": facts.precision == "fp16",
+            "use_cpu": facts.device == "cpu",
+            "report_to": []
+            if config.tracking.report_to is Tracker.none
+            else [config.tracking.report_to.value],
+            # rows are tokenised, masked and packed before any process starts
+            "dataset_kwargs": {"skip_prepare_dataset": True},
+            "max_length": None,
+            "padding_free": attention.padding_free,
+            "disable_tqdm": True,
+            # frozen parameters need no gradient; one that is trained and unused is an error, not a search every step
+            "ddp_find_unused_parameters": bool(config.trainer.ddp_find_unused_parameters),
+            "remove_unused_columns": False,
+            # losses that are not finite end the run; upstream's filter would log them as 0
+            "logging_nan_inf_filter": False,
+            # checkpoints are asked for by callbacks
+            "save_strategy": "no",
+            "save_total_limit": config.checkpoint.keep,
+        },
+        **trainer_arguments(facts.strategy, config.distributed),
+    )

@@ -1,0 +1,152 @@
+"""What happens beside the optimizer steps: proof before step 1, records, checkpoints by time, signals."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from finetune.config.schema import CheckpointConfig
+from finetune.distributed.world import any_rank, some_rank_failed
+from finetune.paths import RunDir
+from finetune.training.trainer import RunTrainer
+
+log = logging.getLogger(__name__)
+
+STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+
+
+class Record(TrainerCallback):
+    """One JSON object per logged step in `metrics.jsonl`, written by rank 0 as it happens."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_dir = run_dir
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        entry = {"step": state.global_step, **{k: v for k, v in (logs or {}).items() if k != "total_flos"}}
+        if args.process_index == 0:
+            with self.run_dir.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+
+
+class StepLine(TrainerCallback):
+    """A line for each logged step on rank 0's terminal."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.first_step = 0
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.started, self.first_step = time.perf_counter(), state.global_step
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if args.process_index != 0 or not logs:
+            return
+        if "eval_loss" in logs:
+            log.info("eval  loss %.4f", logs["eval_loss"])
+        if "loss" not in logs:
+            return
+        done = state.global_step - self.first_step
+        left = (time.perf_counter() - self.started) / max(done, 1) * (state.max_steps - state.global_step)
+        log.info(
+            "step %*d/%d  loss %.4f  grad %.3g  lr %.2e  %s tok/s  left %s",
+            len(str(state.max_steps)),
+            state.global_step,
+            state.max_steps,
+            logs["loss"],
+            logs.get("grad_norm", float("nan")),
+            logs["learning_rate"],
+            f"{logs['tokens_per_second']:,.0f}" if "tokens_per_second" in logs else "-",
+            f"{int(left) // 60}:{int(left) % 60:02d}",
+        )
+
+
+class Counters(TrainerCallback):
+    """Counts the tokens of each step before anything is logged."""
+
+    def __init__(self, trainer: RunTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.count_step()
+
+
+class Checkpoints(TrainerCallback):
+    """Asks for a checkpoint by time and by steps; all ranks agree by rank 0's clock."""
+
+    def __init__(self, checkpoint: CheckpointConfig) -> None:
+        self.checkpoint = checkpoint
+        self.last = time.monotonic()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        every = self.checkpoint.every_steps
+        due = every is not None and state.global_step % every == 0
+        minutes = self.checkpoint.every_minutes
+        if minutes is not None:
+            late = args.process_index == 0 and time.monotonic() - self.last >= minutes * 60
+            due = bool(any_rank(int(due or late)))
+        if due and state.global_step < state.max_steps:
+            control.should_save = True
+            self.last = time.monotonic()
+
+
+class StopSignals(TrainerCallback):
+    """SIGINT, SIGTERM and SIGUSR1 save a checkpoint after the running step and end the run; a second one ends at once.
+
+    The ranks agree after every step: a signal does not reach all of them at the same moment. Before the first step
+    there is nothing to save, and after a rank has failed (its launcher then signals the others) no step will end:
+    the process ends at once.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.training = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        for number in STOPPING:
+            self._before[number] = signal.signal(number, self._on_signal)
+        self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.training = True
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.received = any_rank(self.received)
+        if self.received:
+            control.should_save = True
+            control.should_training_stop = True
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.received or not self.training or some_rank_failed():
+            os._exit(128 + number)
+        self.received = number
+        log.info(
+            "%s: saving a checkpoint after this step, then ending (again: end at once)",
+            signal.Signals(number).name,
+        )

@@ -1,0 +1,53 @@
+"""Joins a world that another launcher made: rank 0 does the parent's part, then every rank is a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from finetune.distributed.outer import OuterLaunch
+from finetune.distributed.world import MainFailed, current_world, on_main_first
+from finetune.logs import set_up_logging
+from finetune.paths import RunDir
+from finetune.training.prepare import prepare_rows
+from finetune.training.process import Terminal, end, guarded, keep_output
+from finetune.training.start import check_run, open_run
+from finetune.training.worker import run
+
+
+def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -> NoReturn:
+    """Run as one rank of an outer launcher's world, for as long as the process lives."""
+    world = current_world()
+    try:
+        run_dir = open_together(overrides, outer, say)
+    except MainFailed as failed:
+        end(failed.exit_code)
+    terminal = keep_output(run_dir, world.rank)
+    set_up_logging(main=world.is_main)
+    code = guarded(run_dir, world.rank, run)
+    if code != 0 and not world.is_main:
+        _tell(terminal, run_dir, world.rank)
+    end(code)
+
+
+def open_together(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -> RunDir:
+    """Check, open and prepare on rank 0 while the others wait, with no collective open; the folder on every rank."""
+
+    def prepare() -> str:
+        run = check_run(overrides, outer)
+        for line in [*run.composed.notes, *run.facts.lines]:
+            say(line)
+        run_dir = open_run(run)
+        say(f"run       {run_dir.path}")
+        prepare_rows(run, run_dir, say)
+        return str(run_dir.path)
+
+    return RunDir(Path(on_main_first(current_world(), prepare)))
+
+
+def _tell(terminal: Terminal, run_dir: RunDir, rank: int) -> None:
+    failure = run_dir.failure(rank)
+    if failure.exists():
+        terminal.write(f"rank {rank} failed; its output: {run_dir.log(rank)}\n")
+        terminal.write(run_dir.log(rank).read_text(encoding="utf-8", errors="replace")[-4000:])

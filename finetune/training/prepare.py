@@ -1,0 +1,54 @@
+"""Prepares a run's rows before any process needs them, and makes sure that at least one step can be made of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+from finetune.data.prepare import cache_root, prepare_data
+from finetune.errors import refuse
+from finetune.paths import RunDir
+from finetune.training.start import CheckedRun
+
+Say = Callable[[str], None]
+
+
+def prepare_rows(run: CheckedRun, run_dir: RunDir, say: Say) -> None:
+    """Tokenise and mask the data, or find it in the cache, and write `data.json`."""
+    prepared = prepare_data(run.config.data, run.config.model, run.config.seed, cache_root())
+    for line in prepared.lines:
+        say(line)
+    _at_least_one_step(run, _rows(prepared.statistics["train"]), say)
+    paths = {"train": str(prepared.train), "eval": str(prepared.eval) if prepared.eval else None}
+    beside = run_dir.data.with_suffix(".part")
+    beside.write_text(
+        json.dumps({"prepared": paths, **prepared.statistics}, indent=2) + "\n", encoding="utf-8"
+    )
+    os.replace(beside, run_dir.data)
+
+
+def _at_least_one_step(run: CheckedRun, rows: int, say: Say) -> None:
+    """A run that cannot make one optimizer step is refused before anything is loaded."""
+    trainer, batch = run.config.trainer, run.facts.batch
+    per_epoch = -(-rows // batch.global_size)
+    limited = trainer.max_steps is not None and trainer.max_steps > 0
+    steps = trainer.max_steps if limited else math.ceil(trainer.num_train_epochs * per_epoch)
+    if steps < 1:
+        raise refuse(
+            f"trainer.num_train_epochs={trainer.num_train_epochs}",
+            f"{rows} rows in batches of {batch.global_size} are {per_epoch} steps an epoch: no optimizer step is made.",
+            "Use more epochs, or trainer.max_steps.",
+            subject=run.composed.subject,
+        )
+    filled = per_epoch * batch.global_size - rows
+    filling = f", the last one filled up with {filled} empty rows" if filled else ""
+    say(f"steps     {per_epoch:,} an epoch ({rows:,} rows{filling}), {steps:,} in all")
+
+
+def _rows(train: dict[str, Any]) -> int:
+    """Rows that the sampler deals out: packed ones count once."""
+    rows: int = train["packed_rows"] or train["rows_used"]
+    return rows

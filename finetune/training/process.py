@@ -1,0 +1,133 @@
+"""What surrounds a run in its process: output of every rank in a file, a failure on record, no process left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from transformers.integrations import unset_hf_deepspeed_config
+
+from finetune.config.rules import RunFacts
+from finetune.config.schema import RunConfig
+from finetune.distributed.cpu import cpu_stand_in
+from finetune.distributed.strategy import TRAITS, Engine
+from finetune.distributed.world import World, announce_failure, open_process_group
+from finetune.errors import FinetuneError
+from finetune.logs import set_up_logging
+from finetune.paths import RunDir
+from finetune.report.record import report_failure
+
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """Where this process printed before its output went to a file."""
+
+    descriptor: int
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):  # a terminal that was closed does not end a run
+            os.write(self.descriptor, text.encode("utf-8", errors="backslashreplace"))
+
+
+def run_process(run_dir: RunDir, work: Callable[[RunDir], int]) -> NoReturn:
+    """Run `work` as the whole life of a process that our launcher started, and end with its exit code."""
+    rank = int(os.environ.get("RANK", "0"))
+    end_with_parent()
+    keep_output(run_dir, rank)
+    set_up_logging(main=rank == 0)
+    end(guarded(run_dir, rank, work))
+
+
+def end(code: int) -> NoReturn:
+    """Leave the process: no interpreter shutdown, since after a failure threads of a collective may never end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == 0 and dist.is_initialized():
+        dist.destroy_process_group()
+    os._exit(code)
+
+
+def guarded(run_dir: RunDir, rank: int, work: Callable[[RunDir], int]) -> int:
+    """Run `work`; a failure is written to the run folder, told to the other ranks, and becomes an exit code."""
+    try:
+        return work(run_dir)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    except BaseException as error:
+        known = isinstance(error, FinetuneError)
+        code = error.exit_code if isinstance(error, FinetuneError) else 1
+        told = str(error) if known and "FINETUNE_DEBUG" not in os.environ else traceback.format_exc()
+        record_failure(run_dir, rank, told, code)
+        announce_failure()
+        sys.stderr.write(told.rstrip() + "\n")
+        return code
+
+
+def record_failure(run_dir: RunDir, rank: int, told: str, code: int) -> None:
+    content = {"rank": rank, "time": time.time(), "exit_code": code, "told": told}
+    run_dir.failure(rank).write_text(json.dumps(content), encoding="utf-8")
+    report_failure(run_dir, told)
+
+
+def keep_output(run_dir: RunDir, rank: int) -> Terminal:
+    """Send everything this process prints to its file; rank 0's goes to the terminal too.
+
+    `tee` is a process of its own: it ignores Ctrl-C, and outlives both a crash of this process and a closed terminal.
+    """
+    terminal = Terminal(os.dup(2))
+    file = run_dir.log(rank)
+    if rank != 0:
+        target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    else:
+        tee = subprocess.Popen(["tee", "-aip", str(file)], stdin=subprocess.PIPE, start_new_session=True)
+        assert tee.stdin is not None
+        target = tee.stdin.fileno()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    return terminal
+
+
+def end_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the launcher dies, so that no worker outlives it (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def strategy_environment(config: RunConfig, facts: RunFacts) -> Iterator[World]:
+    """The process group and stand-ins of a strategy; what it leaves in this process is taken back at the end."""
+    engine = TRAITS[facts.strategy].engine
+    before, linear = dict(os.environ), torch.nn.functional.linear
+    with ExitStack() as stack:
+        world = open_process_group(engine, facts.device, int(config.trainer.ddp_timeout))
+        if engine is Engine.fsdp2 and facts.device == "cpu":
+            stack.enter_context(cpu_stand_in())
+        try:
+            yield world
+        finally:
+            unset_hf_deepspeed_config()
+            # ZeRO-3 puts a wrapper here and leaves it
+            torch.nn.functional.linear = linear
+            os.environ.clear()
+            os.environ.update(before)
+            gc.collect()

@@ -1,0 +1,82 @@
+"""Prepared rows as a torch data set and loader, filling rows included."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from finetune.data.windows import FILL, WindowSampler
+from finetune.paths import RunDir
+
+IGNORED = -100
+"""The label of a token that is not learnt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The prepared splits of a run."""
+
+    train: Dataset
+    eval: Dataset | None
+
+
+def load_rows(run_dir: RunDir) -> Rows:
+    """Open the prepared rows by memory map; the parent may still be at them while this process was starting."""
+    while not run_dir.data.exists():
+        time.sleep(0.05)
+    prepared = json.loads(run_dir.data.read_text(encoding="utf-8"))["prepared"]
+    held_out = prepared["eval"]
+    return Rows(
+        train=Dataset.load_from_disk(prepared["train"]),
+        eval=Dataset.load_from_disk(held_out) if held_out is not None else None,
+    )
+
+
+class PreparedRows(TorchDataset[dict[str, Any]]):
+    """`input_ids`, `labels` and `seq_lengths` of each prepared row; index `FILL` is a row that teaches nothing."""
+
+    def __init__(self, prepared: Dataset, filler_token: int) -> None:
+        self.prepared = prepared.select_columns(["input_ids", "labels", "seq_lengths"])
+        self.filler_token = filler_token
+
+    def __len__(self) -> int:
+        return len(self.prepared)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == FILL:
+            return {"input_ids": [self.filler_token] * 2, "labels": [IGNORED] * 2, "seq_lengths": [2]}
+        return self.prepared[index]
+
+
+class RowLoader(DataLoader[dict[str, Any]]):
+    """A loader that hands the epoch on to its sampler; accelerate does not touch it."""
+
+    def set_epoch(self, epoch: int) -> None:
+        sampler = self.batch_sampler
+        assert isinstance(sampler, WindowSampler)
+        sampler.set_epoch(epoch)
+
+
+def row_lengths(prepared: Dataset) -> np.ndarray:
+    """Tokens of each row."""
+    column = prepared.data.column("input_ids")
+    return np.concatenate([np.asarray(chunk.value_lengths()) for chunk in column.chunks])
+
+
+def supervised_counts(prepared: Dataset) -> np.ndarray:
+    """Learnt tokens of each row; a row's first token has nothing before it and is never learnt."""
+    counts = []
+    for chunk in prepared.data.column("labels").chunks:
+        offsets = np.asarray(chunk.offsets)
+        learnt = np.asarray(chunk.values.slice(offsets[0], offsets[-1] - offsets[0])) != IGNORED
+        learnt[(offsets[:-1] - offsets[0])[np.diff(offsets) > 0]] = False
+        total = np.concatenate([[0], np.cumsum(learnt)])
+        counts.append(total[offsets[1:] - offsets[0]] - total[offsets[:-1] - offsets[0]])
+    return np.concatenate(counts)

@@ -1,0 +1,147 @@
+"""The first part of a run: compose, check, open its folder. In under two seconds, without torch.
+
+`python -m finetune` does it before it starts the workers; under a launcher that is not ours rank 0 does it while the
+other ranks wait.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import secrets
+import subprocess
+import time
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from finetune.config.compose import Composed, compose, save_config
+from finetune.config.facts import save_facts
+from finetune.config.rules import RunFacts, resolve
+from finetune.config.schema import Device, RunConfig, Strategy
+from finetune.distributed.accelerate import launch_file, write_launch_file
+from finetune.distributed.outer import (
+    OuterLaunch,
+    fsdp1_problem,
+    parent_command,
+    precision_problems,
+    strategy_problems,
+)
+from finetune.errors import Problem, Refusal, refuse
+from finetune.hardware.probe import probe_devices
+from finetune.paths import PACKAGE, RunDir
+from finetune.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRun:
+    """A config that has passed every check, and what it means on this machine."""
+
+    config: RunConfig
+    facts: RunFacts
+    composed: Composed
+
+
+def check_run(overrides: list[str], outer: OuterLaunch | None = None) -> CheckedRun:
+    """Compose and check; every problem of the config, the machine and an outer launcher in one refusal."""
+    problems: list[Problem] = []
+    composed = compose(overrides, problems=problems)
+    config = composed.config
+    if outer is not None:
+        config = _join(config, outer, problems)
+    facts = resolve(
+        config,
+        devices=probe_devices(),
+        world=None if outer is None else outer.num_processes,
+        given=composed.provenance,
+        problems=problems,
+        subject=composed.subject,
+    )
+    wrong = precision_problems(facts.precision)
+    if outer is not None:
+        wrong += strategy_problems(outer, facts.strategy)
+        facts = replace(facts, notes=(*facts.notes, f"started by {outer.launcher}", *outer.notes))
+    if wrong:
+        raise Refusal(wrong, composed.subject)
+    return CheckedRun(config, facts, composed)
+
+
+def open_run(run: CheckedRun) -> RunDir:
+    """Make the run's folder, never an old one again, and write what every process of the run will read."""
+    run_dir = RunDir(Path(run.config.output_dir).absolute() / (run.config.run_name or _new_name(run)))
+    if run.config.launch.machine_rank > 0:
+        return _opened_by_machine_0(run_dir)
+    try:
+        run_dir.path.mkdir(parents=True)
+    except FileExistsError:
+        raise refuse(
+            f"run_name={run_dir.path.name}",
+            f"{run_dir.path} is there already, and a run never writes into another one's folder.",
+            "Choose another run_name, or remove the folder.",
+            subject=run.composed.subject,
+        ) from None
+    run_dir.logs.mkdir()
+    run_dir.checkpoints.mkdir()
+    save_config(run.config, run_dir.config)
+    save_facts(run.facts, run_dir.facts)
+    write_launch_file(run_dir.accelerate, launch_file(run.facts, run.config.launch, run.config.distributed))
+    run_dir.environment.write_text(json.dumps(_environment(), indent=2) + "\n", encoding="utf-8")
+    return run_dir
+
+
+def _opened_by_machine_0(run_dir: RunDir) -> RunDir:
+    """Wait for the folder on the storage that all machines share."""
+    while not run_dir.environment.exists():
+        time.sleep(0.2)
+    return run_dir
+
+
+def _join(config: RunConfig, outer: OuterLaunch, problems: list[Problem]) -> RunConfig:
+    """Take over what only the outer launcher can know; `auto` becomes the strategy it was configured for."""
+    demanded = fsdp1_problem(parent_command())
+    if demanded is not None:
+        problems.append(demanded)
+    if config.distributed.strategy is Strategy.auto and outer.strategy is not None:
+        config = replace(config, distributed=replace(config.distributed, strategy=outer.strategy))
+    if outer.on_cpu and config.launch.device is Device.auto:
+        config = replace(config, launch=replace(config.launch, device=Device.cpu))
+    return config
+
+
+def _new_name(run: CheckedRun) -> str:
+    """Recipe or model, strategy, time, and a few letters: two runs of the same second differ."""
+    choices = run.composed.choices
+    what = choices["recipe"] or choices["model"] or Path(run.config.model.name_or_path).name
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(what).stem if what.endswith(".yaml") else what)
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return f"{stem}-{run.facts.strategy.value}-{stamp}-{secrets.token_hex(2)}"
+
+
+def _environment() -> dict[str, Any]:
+    """Versions, machine and git revision, for the record."""
+    names = (
+        "torch",
+        "transformers",
+        "trl",
+        "peft",
+        "accelerate",
+        "deepspeed",
+        "bitsandbytes",
+        "datasets",
+        "hydra-core",
+    )
+    versions = {d.name: d.version for d in distributions() if d.name in names}
+    revision = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=PACKAGE
+    )
+    return {
+        "finetune": __version__,
+        "python": platform.python_version(),
+        "packages": versions,
+        "platform": platform.platform(),
+        "devices": asdict(probe_devices()),
+        "git_revision": revision.stdout.strip() or None,
+    }

@@ -1,0 +1,76 @@
+"""The parent of a run: starts the workers, prepares the data beside them, waits, and says how they ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from finetune.config.facts import load_facts
+from finetune.config.saved import load_config
+from finetune.distributed.launch import Ended, Workers
+from finetune.errors import RunFailed
+from finetune.paths import RunDir
+from finetune.report.record import report_failure
+from finetune.training.prepare import prepare_rows
+from finetune.training.start import CheckedRun, open_run
+
+Say = Callable[[str], None]
+
+
+def start_and_wait(run: CheckedRun, say: Say, relay: Say | None = None) -> tuple[RunDir, Ended]:
+    """Run to the end. The workers start before the data is prepared: they load their libraries meanwhile."""
+    run_dir = open_run(run)
+    say(f"run       {run_dir.path}")
+    try:
+        with Workers(run_dir, run.facts, run.config.launch, relay) as workers:
+            prepare_rows(run, run_dir, say)
+            ended = workers.wait()
+    except Exception as error:
+        report_failure(run_dir, str(error))
+        raise
+    return run_dir, _told(run_dir, ended)
+
+
+def start_detached(run: CheckedRun, say: Say) -> RunDir:
+    """Start a run that outlives this terminal; its data is prepared first, so that a bad row is told here."""
+    run_dir = open_run(run)
+    prepare_rows(run, run_dir, say)
+    with (run_dir.logs / "parent.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "finetune.training.supervise", str(run_dir.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    say(f"run       {run_dir.path}")
+    say(f"detached  process {process.pid}; stop it with: kill {process.pid}")
+    say(f"          follow it with: tail -f {run_dir.log(0)}")
+    return run_dir
+
+
+def _told(run_dir: RunDir, ended: Ended) -> Ended:
+    if not ended.told:
+        return ended
+    who = f"rank {ended.failed_rank} failed first" if ended.failed_rank is not None else "the run failed"
+    if not run_dir.failure(ended.failed_rank or 0).exists():
+        report_failure(run_dir, ended.told)
+    raise RunFailed(f"\n{who}; output of every rank: {run_dir.logs}\n{ended.told}", ended.exit_code)
+
+
+def _continue_detached(path: str) -> int:
+    run_dir = RunDir(Path(path))
+    config, facts = load_config(run_dir.config), load_facts(run_dir.facts)
+    with Workers(run_dir, facts, config.launch) as workers:
+        ended = workers.wait()
+    try:
+        return _told(run_dir, ended).exit_code
+    except RunFailed as failed:
+        sys.stderr.write(f"{failed}\n")
+        return failed.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(_continue_detached(sys.argv[1]))

@@ -1,0 +1,194 @@
+"""The Trainer of a run: TRL's SFTTrainer with our rows, our numbers, and no way to go on from a wrong one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from trl import SFTTrainer
+
+from finetune.data.windows import WindowSampler
+from finetune.errors import RunFailed
+from finetune.training.rows import IGNORED, PreparedRows, RowLoader, row_lengths, supervised_counts
+
+
+class RunTrainer(SFTTrainer):
+    """SFTTrainer on prepared rows.
+
+    - `get_train_dataloader`: rows by `WindowSampler`; accelerate's sharding repeats rows at an epoch's end.
+    - `training_step`: a loss that is not finite ends the run; upstream logs NaN as 0 and exits with 0.
+    - `evaluate`: loss over all supervised tokens, the same for any batch size and number of processes.
+    - `log`: tokens per second and supervised tokens beside the loss.
+    """
+
+    def __init__(self, *args: Any, train_dataset: Dataset, **kwargs: Any) -> None:
+        super().__init__(*args, train_dataset=train_dataset, **kwargs)
+        # TRL casts the adapter of a quantised model to bfloat16; trained weights are float32 here
+        for parameter in self.model.parameters():
+            if parameter.requires_grad and parameter.dtype is torch.bfloat16 and self._is_quantised():
+                parameter.data = parameter.data.float()
+        self.sampler = self._window_sampler(
+            train_dataset, self.args.per_device_train_batch_size, shuffle=True
+        )
+        self.row_lengths = row_lengths(train_dataset)
+        self.row_supervised = supervised_counts(train_dataset)
+        self.seen_tokens = 0
+        self.seen_supervised = 0
+        self._step_started = time.perf_counter()
+        self._logged_tokens = 0
+
+    def get_train_dataloader(self) -> DataLoader[dict[str, Any]]:
+        return self._row_loader(self.train_dataset, self.sampler)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            raise self._not_finite("loss", loss.item())
+        return loss
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+        return self._finite_norm(super()._clip_grad_norm(model))
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        return self._finite_norm(super()._get_grad_norm(model, grad_norm=grad_norm))
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Mean loss over every supervised token of the evaluation rows; logits are never kept."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        sampler = self._window_sampler(
+            dataset, self.args.per_device_eval_batch_size, shuffle=False, accumulation=1
+        )
+        started, was_training = time.perf_counter(), self.model.training
+        self.model.eval()
+        totals = torch.zeros(2, dtype=torch.float64)
+        for batch in self._row_loader(dataset, sampler):
+            totals += torch.tensor(self.summed_loss(batch), dtype=torch.float64)
+        if dist.is_initialized():
+            dist.all_reduce(totals)
+        loss = float(totals[0] / totals[1])
+        metrics = {
+            f"{metric_key_prefix}_loss": loss,
+            f"{metric_key_prefix}_supervised_tokens": int(totals[1]),
+            f"{metric_key_prefix}_runtime": time.perf_counter() - started,
+        }
+        self._metrics["eval"].clear()
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.model.train(was_training)
+        self._step_started = time.perf_counter()
+        return metrics
+
+    def summed_loss(self, batch: dict[str, Any]) -> tuple[float, int]:
+        """Summed negative log-likelihood of a batch's supervised tokens, and their number, without gradients."""
+        inputs = self._prepare_inputs(dict(batch))
+        with torch.no_grad(), self.compute_loss_context_manager():
+            outputs = self.model_wrapped(**inputs, use_cache=False, fused_lm_head=True)
+        return -outputs.log_probs.double().sum().item(), int(outputs.label_mask.sum().item())
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs |= self._speed()
+        super().log(logs, start_time)
+
+    def count_step(self) -> None:
+        """Add the rows of the optimizer step that just ended to the counters."""
+        rows = self.sampler.window(self.state.global_step - 1)
+        self.seen_tokens += int(self.row_lengths[rows].sum())
+        self.seen_supervised += int(self.row_supervised[rows].sum())
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """No card: TRL would write one into the folder of checkpoints at every save."""
+
+    def _send_telemetry(self) -> None:
+        """None: a run tells nobody that it runs."""
+
+    def rows_of_step(self, step: int) -> list[int]:
+        """This rank's row numbers, in the file's order of rows, for an optimizer step counted from 0."""
+        documents = self.train_dataset.select(self.sampler.rank_rows(step))["row"]
+        return sorted(row for packed in documents for row in packed)
+
+    def _speed(self) -> dict[str, float]:
+        now = time.perf_counter()
+        tokens, seconds = self.seen_tokens - self._logged_tokens, now - self._step_started
+        self._step_started, self._logged_tokens = now, self.seen_tokens
+        speed = {"tokens_per_second": tokens / seconds} if tokens else {}
+        return speed | {"supervised_tokens": self.seen_supervised, "tokens": self.seen_tokens}
+
+    def _window_sampler(
+        self, dataset: Dataset, per_device: int, *, shuffle: bool, accumulation: int | None = None
+    ) -> WindowSampler:
+        return WindowSampler(
+            row_lengths(dataset),
+            per_device=per_device,
+            accumulation=accumulation or self.args.gradient_accumulation_steps,
+            rank=self.args.process_index,
+            world_size=self.args.world_size,
+            seed=self.args.seed,
+            shuffle=shuffle,
+        )
+
+    def _row_loader(self, dataset: Dataset, sampler: WindowSampler) -> RowLoader:
+        rows = PreparedRows(dataset, filler_token=self.processing_class.pad_token_id)
+        workers = self.args.dataloader_num_workers
+        return RowLoader(
+            rows,
+            batch_sampler=sampler,
+            collate_fn=self.data_collator,
+            num_workers=workers,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+            persistent_workers=self.args.dataloader_persistent_workers and workers > 0,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            multiprocessing_context=self.args.dataloader_multiprocessing_context,
+        )
+
+    def _finite_norm(self, norm: Any) -> Any:
+        if norm is not None and not np.isfinite(float(norm)):
+            raise self._not_finite("gradient norm", float(norm))
+        return norm
+
+    def _not_finite(self, what: str, value: float) -> RunFailed:
+        step = self.state.global_step
+        rows = self.rows_of_step(step)
+        shown = ", ".join(map(str, rows[:20])) + (f" and {len(rows) - 20} more" if len(rows) > 20 else "")
+        return RunFailed(
+            f"step {step + 1}: the {what} is {value} on rank {self.args.process_index}.\n"
+            f"  Rows of this step on this rank (counted from 0): {shown}.\n"
+            f"  Nothing of this step was applied. Look at these rows; else lower trainer.learning_rate, set\n"
+            f"  trainer.max_grad_norm, or use bf16 or fp32 instead of fp16."
+        )
+
+    def _is_quantised(self) -> bool:
+        return bool(self.model.is_loaded_in_4bit or self.model.is_loaded_in_8bit)
+
+
+def fixed_batch(dataset: Dataset, pad_token_id: int, rows: int = 4) -> dict[str, torch.Tensor]:
+    """The first supervised documents as one padded batch, to compare two models on.
+
+    Packed rows are taken apart again: the reopened model is loaded plainly and knows no packing.
+    """
+    documents: list[tuple[list[int], list[int]]] = []
+    for row in dataset.select(range(min(rows, len(dataset)))):
+        start = 0
+        for length in row["seq_lengths"]:
+            ids, labels = (row[column][start : start + length] for column in ("input_ids", "labels"))
+            start += length
+            if any(label != IGNORED for label in labels[1:]):
+                documents.append((ids, labels))
+    documents = documents[:rows]
+    longest = max(len(ids) for ids, _ in documents)
+
+    def padded(value: int, part: int) -> torch.Tensor:
+        return torch.tensor([d[part] + [value] * (longest - len(d[part])) for d in documents])
+
+    mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in documents])
+    return {"input_ids": padded(pad_token_id, 0), "attention_mask": mask, "labels": padded(IGNORED, 1)}

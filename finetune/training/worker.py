@@ -1,0 +1,64 @@
+"""The story of a run, told in every process that a launcher started: `python -m finetune.training.worker RUN_DIR`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from finetune.config.facts import load_facts
+from finetune.config.rules import RunFacts
+from finetune.config.saved import load_config
+from finetune.config.schema import RunConfig
+from finetune.model.adapter import attach_adapter
+from finetune.model.attention import choose_attention
+from finetune.model.load import checkpoint_class, load_model, model_config
+from finetune.model.tokenizer import load_tokenizer
+from finetune.paths import RunDir
+from finetune.report.record import Report
+from finetune.training.arguments import sft_arguments
+from finetune.training.build import build_trainer, record_training
+from finetune.training.callbacks import StopSignals
+from finetune.training.process import run_process, strategy_environment
+from finetune.training.proof import prove_saved_model
+from finetune.training.rows import load_rows
+from finetune.training.save import Saved, adapter_sums, save_model
+
+
+def run(run_dir: RunDir) -> int:
+    """Train once, inside a world of processes; returns the exit code."""
+    config, facts = load_config(run_dir.config), load_facts(run_dir.facts)
+    report = Report(run_dir)
+    with StopSignals() as stop:
+        saved = train(config, facts, run_dir, report, stop)  # its memory is free again when it returns
+        if saved is not None and saved.is_main:
+            prove_saved_model(report, saved, config, facts, run_dir)
+    return 128 + stop.received if saved is None else 0
+
+
+def train(
+    config: RunConfig, facts: RunFacts, run_dir: RunDir, report: Report, stop: StopSignals
+) -> Saved | None:
+    """Train and save; None when a signal ended the run, a checkpoint having been saved."""
+    with strategy_environment(config, facts):
+        tokenizer = load_tokenizer(config.model)
+        rows = load_rows(run_dir)
+        checkpoint = model_config(config.model)
+        attention = choose_attention(
+            checkpoint_class(checkpoint), checkpoint, config.model.attn_implementation, facts
+        )
+        arguments = sft_arguments(
+            config, facts, run_dir, attention
+        )  # before the model: ZeRO-3 shards while loading
+        loaded = load_model(checkpoint, config.model, config.adapter, facts, attention)
+        model = attach_adapter(loaded.model, config.adapter, config.seed)
+        start = adapter_sums(model, loaded.checkpoint_dtype)
+        trainer = build_trainer(arguments, model, tokenizer, rows, config, facts, report, stop)
+        trainer.train()
+        record_training(report, trainer, facts, interrupted=bool(stop.received))
+        if stop.received:
+            return None
+        return save_model(trainer, loaded, start, tokenizer, run_dir)
+
+
+if __name__ == "__main__":
+    run_process(RunDir(Path(sys.argv[1])), run)
