@@ -2,10 +2,11 @@
 
     python benchmarks/speed.py [--rounds 3] [--steps 20] [--threads N] [--packed | --unpacked] [--json]
 
-Both are whole processes started from their command lines. Steady speed is non-padding tokens per second over the
-optimizer steps after the first five, counted by the same observer inside both (a `sitecustomize` hook that wraps
-`Trainer.training_step` and reads the clock after every optimizer step); the time to the first step is counted from the
-start of the command. Only the ratio of a pair is meaningful: absolute figures move between machines.
+Both are whole processes started from their command lines. Steady speed is non-padding tokens per second over
+the optimizer steps after the first five, counted by the same observer inside both (a `sitecustomize` hook
+that wraps `Trainer.training_step` and reads the clock after every optimizer step); the time to the first step
+is counted from the start of the command. Only the ratio of a pair is meaningful: absolute figures move
+between machines.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from workload import make_workload
 REPOSITORY = Path(__file__).resolve().parents[1]
 BATCH, LENGTH, RANK = 4, 512, 16
 
-OBSERVER = '''
+OBSERVER = """
 import atexit, json, os, time
 out = os.environ.get("SPEED_OUT")
 if out:
@@ -73,13 +74,14 @@ if out:
         os_exit(code)
     os._exit = leave
     atexit.register(write)
-'''
+"""
 
 
 def ours(work: Path, data: Path, packed: bool, steps: int) -> list[str]:
     """The command line of our run."""
     return [
-        *(sys.executable, "-m", "finetune", "adapter=lora", f"adapter.r={RANK}", f"adapter.lora_alpha={2 * RANK}"),
+        *(sys.executable, "-m", "finetune", "adapter=lora"),
+        *(f"adapter.r={RANK}", f"adapter.lora_alpha={2 * RANK}"),
         *(f"model.name_or_path={work / 'model'}", "model.cpu=true", "launch.device=cpu"),
         f"data.train=[{{path: {data}}}]",
         *(f"data.max_length={LENGTH}", "data.too_long=truncate", "data.loss_on=all"),
@@ -94,7 +96,8 @@ def theirs(work: Path, data: Path, packed: bool, steps: int) -> list[str]:
     return [
         *(sys.executable, "-m", "trl.cli", "sft", "--model_name_or_path", str(work / "model")),
         *("--dataset_name", str(data.parent), "--output_dir", str(work / "theirs")),
-        *("--use_peft", "--lora_r", str(RANK), "--lora_alpha", str(2 * RANK), "--lora_target_modules", "all-linear"),
+        *("--use_peft", "--lora_target_modules", "all-linear"),
+        *("--lora_r", str(RANK), "--lora_alpha", str(2 * RANK)),
         *("--max_length", str(LENGTH), "--packing", str(packed), "--max_steps", str(steps)),
         *("--per_device_train_batch_size", str(BATCH), "--learning_rate", "1e-4", "--logging_steps", "1"),
         *("--bf16", "False", "--use_cpu", "True", "--gradient_checkpointing", "False", "--report_to", "none"),
@@ -158,7 +161,8 @@ def compare(work: Path, packed: bool, rounds: int, steps: int, threads: int) -> 
 
 def main() -> None:
     """Print a line for each layout, or one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -171,7 +175,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
         make_workload(work)
-        results = [compare(work, packed, arguments.rounds, arguments.steps, arguments.threads) for packed in wanted]
+        sizes = arguments.rounds, arguments.steps, arguments.threads
+        results = [compare(work, packed, *sizes) for packed in wanted]
     if arguments.json:
         print(json.dumps({"layouts": results}))
         return

@@ -18,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from finetune import api
 
         return getattr(api, name)
+    if name == "plan":
+        from finetune.errors import UserError
+
+        raise UserError("finetune.plan is not built yet.")
     raise AttributeError(f"module 'finetune' has no attribute '{name}'")

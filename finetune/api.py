@@ -61,7 +61,8 @@ class Run:
     def __repr__(self) -> str:
         report = self.report if self.dir.report.exists() else {}
         loss = report.get("loss") or {}
-        return f"Run({str(self.path)!r}, status={report.get('status')!r}, steps={report.get('steps')}, loss={loss})"
+        status, steps = report.get("status"), report.get("steps")
+        return f"Run({str(self.path)!r}, status={status!r}, steps={steps}, loss={loss})"
 
 
 def load_config(*overrides: str) -> RunConfig:

@@ -10,6 +10,8 @@ import warnings
 NOISE = (
     # printed on every CPU run without the optional `kernels` package; the slower path gives the same numbers
     "Failed to load CPU gemm_4bit_forward",
+    # the reopened model is compared with the live one, tied weights included
+    "tied layer is part of the adapter",
     # packing is ours, and each document is attended by itself
     "Padding-free training is enabled, but the attention implementation",
     "You are using a per_device_train_batch_size of 1 with padding-free",
@@ -55,6 +57,8 @@ def set_up_logging(main: bool) -> None:
         logger.addFilter(_is_no_noise)
         for existing in logger.handlers:
             existing.addFilter(_is_no_noise)
+    if logging.lastResort is not None:
+        logging.lastResort.addFilter(_is_no_noise)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     from transformers.utils.logging import disable_progress_bar
 

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def assets() -> Path:
-    """The folder that holds `conf/` and `recipes/`: beside the package in a checkout, inside it in a wheel."""
+    """The folder that holds `conf/` and `recipes/`: beside the package, or inside it (wheel)."""
     checkout = PACKAGE.parent
     return checkout if (checkout / "conf" / "config.yaml").exists() else PACKAGE / "_assets"
 

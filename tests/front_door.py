@@ -38,7 +38,9 @@ class Outcome:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """One thread a process: the operations of a tiny model are too small to share, and waiting threads burn cores."""
+    """One thread a process: the operations of a tiny model are too small to share, and waiting threads burn
+    cores.
+    """
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **more}
 
 

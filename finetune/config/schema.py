@@ -217,7 +217,9 @@ class DataConfig:
     too_long: TooLong = TooLong.drop
     """What happens to a longer row; always counted and printed."""
     max_dropped: float = 0.8
-    """Share of the rows of a split that may be dropped before it is an error (always counted and printed); 0: none."""
+    """Share of the rows of a split that may be dropped before it is an error (always counted and printed); 0:
+    none.
+    """
     packing: bool = False
     """Put several rows into one of `max_length` tokens; they never see each other."""
     packing_strategy: PackingStrategy = PackingStrategy.bfd

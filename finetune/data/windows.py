@@ -1,8 +1,8 @@
 """Which rows make a global batch: the same rows in the same step for any number of processes.
 
-One global order of each epoch is cut into windows of exactly `global_batch_size` rows, and every rank takes its slice
-of each window. The epoch's last window is filled up with rows that teach nothing (`FILL`), never with repeats: with
-accelerate's own sharding 7 rows in batches of 4 train differently on 1 and on 2 processes.
+One global order of each epoch is cut into windows of exactly `global_batch_size` rows, and every rank takes
+its slice of each window. The epoch's last window is filled up with rows that teach nothing (`FILL`), never
+with repeats: with accelerate's own sharding 7 rows in batches of 4 train differently on 1 and on 2 processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class WindowSampler(Sampler[list[int]]):
     """Batches of row indices for one rank; each epoch has its own order.
 
     Args:
-        lengths: tokens of each row; inside a window rows of like length share a batch, which saves padding and keeps
+        lengths: tokens of each row; inside a window rows of like length share a batch, which saves padding
+        and keeps
             the ranks in step without changing what the optimizer step learns.
         per_device: rows of a batch.
         accumulation: batches of an optimizer step.

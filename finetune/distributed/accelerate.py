@@ -1,8 +1,8 @@
 """Renders a strategy in accelerate's and the Trainer's words: the only module that knows their names.
 
-The same facts are written twice, for two readers: `launch_file` for `accelerate launch`, which starts the processes,
-and `trainer_arguments` for the worker, which builds the strategy from the run's own config and never from the
-environment that a launcher left behind.
+The same facts are written twice, for two readers: `launch_file` for `accelerate launch`, which starts the
+processes, and `trainer_arguments` for the worker, which builds the strategy from the run's own config and
+never from the environment that a launcher left behind.
 """
 
 from __future__ import annotations

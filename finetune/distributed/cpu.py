@@ -1,9 +1,9 @@
 """GPU strategies on CPU processes, so that they can be tried without renting anything.
 
-accelerate turns FSDP on only when its distributed type is a GPU type, and trains an FSDP config on CPU with plain
-DDP without a word. Inside `cpu_stand_in` its `PartialState` reports the multi-GPU type over gloo on the device `cpu`;
-everything above it is then the code that drives GPUs. Offloading keeps its policy without pinned memory, which
-torch has only beside an accelerator.
+accelerate turns FSDP on only when its distributed type is a GPU type, and trains an FSDP config on CPU with
+plain DDP without a word. Inside `cpu_stand_in` its `PartialState` reports the multi-GPU type over gloo on the
+device `cpu`; everything above it is then the code that drives GPUs. Offloading keeps its policy without
+pinned memory, which torch has only beside an accelerator.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ def cpu_stand_in() -> Iterator[None]:
     """Make accelerate treat this world of gloo processes as a multi-GPU world, until the block ends."""
     prepare_backend, set_device = PartialState._prepare_backend, PartialState.set_device
     set_cpu_offload = FullyShardedDataParallelPlugin.set_cpu_offload
-    PartialState._prepare_backend = _gloo_as_multi_gpu  # type: ignore[method-assign]
-    PartialState.set_device = _set_cpu  # type: ignore[method-assign]
-    FullyShardedDataParallelPlugin.set_cpu_offload = _offload_unpinned  # type: ignore[method-assign]
+    PartialState._prepare_backend = _gloo_as_multi_gpu
+    PartialState.set_device = _set_cpu
+    FullyShardedDataParallelPlugin.set_cpu_offload = _offload_unpinned
     try:
         yield
     finally:
-        PartialState._prepare_backend = prepare_backend  # type: ignore[method-assign]
-        PartialState.set_device = set_device  # type: ignore[method-assign]
-        FullyShardedDataParallelPlugin.set_cpu_offload = set_cpu_offload  # type: ignore[method-assign]
+        PartialState._prepare_backend = prepare_backend
+        PartialState.set_device = set_device
+        FullyShardedDataParallelPlugin.set_cpu_offload = set_cpu_offload
 
 
 def _gloo_as_multi_gpu(

@@ -133,7 +133,9 @@ class Workers:
 
 
 def accelerate_command(run_dir: RunDir, facts: RunFacts, launch: LaunchConfig) -> list[str]:
-    """The command that starts the workers; a config file is always named, so a user's default one is never read."""
+    """The command that starts the workers; a config file is always named, so a user's default one is never
+    read.
+    """
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(run_dir.accelerate)]
     if launch.num_machines == 1:
         command += ["--main_process_port", str(launch.main_process_port or 0)]
@@ -180,7 +182,7 @@ def first_failure(run_dir: RunDir) -> dict[str, Any] | None:
 
 
 def silent_death(launcher_log: Path) -> tuple[int | None, str]:
-    """Rank and reason of a worker that could not speak (killed, crashed), from what the launcher saw first."""
+    """Rank and reason of a worker that could not speak (killed, crashed): what the launcher saw first."""
     text = launcher_log.read_text(encoding="utf-8", errors="replace")
     _, _, root_cause = text.rpartition("Root Cause")
     rank = re.search(r"rank\s*:\s*(\d+)", root_cause)

@@ -1,7 +1,7 @@
 """What a launcher that is not ours (accelerate launch, torchrun) has set up, read from its environment.
 
-What it leaves behind differs: `accelerate launch --num_processes 1` sets no RANK, only ACCELERATE_*; plain torchrun
-sets no ACCELERATE_*; an FSDP file with use_cpu sets ACCELERATE_USE_FSDP but not ACCELERATE_USE_CPU.
+What it leaves behind differs: `accelerate launch --num_processes 1` sets no RANK, only ACCELERATE_*; plain
+torchrun sets no ACCELERATE_*; an FSDP file with use_cpu sets ACCELERATE_USE_FSDP but not ACCELERATE_USE_CPU.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,9 @@ from finetune.config.schema import Strategy
 from finetune.errors import Problem
 
 LAUNCHER_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
-"""Variables of accelerate's launcher that would steer the Trainer; read once here, removed before the Trainer exists."""
+"""Variables of accelerate's launcher that would steer the Trainer; read once here, removed before the Trainer
+exists.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,8 @@ def strategy_problems(outer: OuterLaunch, strategy: Strategy) -> list[Problem]:
         Problem(
             f"distributed={strategy.value}",
             f"{outer.launcher} was configured for {outer.strategy.value}.",
-            f"Use distributed={outer.strategy.value}, or an accelerate config for {strategy.value} (a run's own "
-            "accelerate.yaml is one), or `python -m finetune`, which starts the processes itself.",
+            f"Use distributed={outer.strategy.value}, or an accelerate config for {strategy.value} (a run's "
+            "own accelerate.yaml is one), or `python -m finetune`, which starts the processes itself.",
         )
     ]
 
@@ -79,12 +82,12 @@ def precision_problems(precision: str, environment: Mapping[str, str] = os.envir
 def fsdp1_problem(launch_command: list[str], environment: Mapping[str, str] = os.environ) -> Problem | None:
     """An accelerate file that demands FSDP version 1 in so many words.
 
-    accelerate exports `FSDP_VERSION=1` also for a file without `fsdp_version`, so the file itself, named on the
-    launcher's command line, has to be read.
+    accelerate exports `FSDP_VERSION=1` also for a file without `fsdp_version`, so the file itself, named on
+    the launcher's command line, has to be read.
     """
     if not _true(environment, "ACCELERATE_USE_FSDP"):
         return None
-    flags = dict(zip(launch_command, launch_command[1:], strict=False))
+    flags = dict(pairwise(launch_command))
     demanded = flags.get("--fsdp_version")
     file = Path(flags.get("--config_file", _default_config_file(environment)))
     if demanded is None and file.is_file():
@@ -101,7 +104,7 @@ def fsdp1_problem(launch_command: list[str], environment: Mapping[str, str] = os
 
 def parent_command() -> list[str]:
     """The command line of the launcher that started this process."""
-    return psutil.Process(os.getppid()).cmdline()
+    return list(psutil.Process(os.getppid()).cmdline())
 
 
 def _default_config_file(environment: Mapping[str, str]) -> str:
@@ -120,7 +123,7 @@ def _strategy(environment: Mapping[str, str]) -> tuple[Strategy | None, tuple[st
         return Strategy(f"zero{stage}{'_offload' if offloads and stage != '1' else ''}"), ()
     if _true(environment, "ACCELERATE_USE_FSDP"):
         offload = _true(environment, "FSDP_OFFLOAD_PARAMS")
-        notes = ()
+        notes: tuple[str, ...] = ()
         if environment.get("FSDP_VERSION", "1") == "1":
             notes = ("the accelerate file names no fsdp_version: FSDP2 is used",)
         return (Strategy.fsdp_offload if offload else Strategy.fsdp), notes

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from finetune.config.schema import Strategy
 
 
-class Engine(str, Enum):
+class Engine(StrEnum):
     """The library that spreads the work."""
 
     none = "none"

@@ -1,12 +1,14 @@
-"""What runs is what was asked: looks at the live objects of every rank before step 1, and stops all of them if not.
+"""What runs is what was asked: looks at the live objects of every rank before step 1, and stops all of them
+if not.
 
-Every fact is read from the thing that runs (the process group, the wrapped model, the engine, the optimizer), never
-from the config or the environment: an FSDP config on CPU trains with plain DDP, a launcher starts one process for two,
-and neither says a word.
+Every fact is read from the thing that runs (the process group, the wrapped model, the engine, the optimizer),
+never from the config or the environment: an FSDP config on CPU trains with plain DDP, a launcher starts one
+process for two, and neither says a word.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -129,7 +131,8 @@ def _reshards(model: torch.nn.Module) -> bool:
 def _precision(engine: Any, accelerator: Any) -> str:
     if engine is not None:
         return "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32"
-    return {"no": "fp32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
+    named = str(accelerator.mixed_precision)
+    return "fp32" if named == "no" else named
 
 
 def _optimizer_name(optimizer: Any) -> str:
@@ -143,25 +146,25 @@ def _untrained(trainable: list[tuple[str, Any]], optimizer: Any, engine: Any) ->
     if engine is not None:
         zero = engine.optimizer
         groups = zero.fp16_groups if engine.zero_optimization_stage() == 3 else zero.bit16_groups
-        held = [id(p) for group in groups for p in group]
+        held = Counter(id(p) for group in groups for p in group)
     else:
-        held = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    return tuple(name for name, p in trainable if held.count(id(p)) != 1)
+        held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
+    return tuple(name for name, p in trainable if held[id(p)] != 1)
 
 
 def _size(parameter: Any) -> int:
     """Elements of the whole parameter; 4-bit weights count what they stand for."""
     if hasattr(parameter, "quant_state") and parameter.quant_state is not None:
         return int(parameter.quant_state.shape.numel())
-    return int(parameter.ds_numel) if hasattr(parameter, "ds_numel") else parameter.numel()
+    return int(parameter.ds_numel) if hasattr(parameter, "ds_numel") else int(parameter.numel())
 
 
 def _held(parameter: Any) -> float:
     """Elements of the parameter that live in this process."""
     if isinstance(parameter, DTensor):
-        return parameter.to_local().numel() / max(parameter.numel(), 1) * _size(parameter)
+        return float(parameter.to_local().numel() / max(parameter.numel(), 1) * _size(parameter))
     if hasattr(parameter, "ds_tensor"):
-        return min(parameter.ds_tensor.numel(), parameter.ds_numel)
+        return float(min(parameter.ds_tensor.numel(), parameter.ds_numel))
     return _size(parameter)
 
 

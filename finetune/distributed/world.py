@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -12,12 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from finetune.distributed.nccl import peer_to_peer_settings
 from finetune.distributed.outer import LAUNCHER_PREFIXES
 from finetune.distributed.strategy import Engine
+from finetune.errors import refuse
+
+log = logging.getLogger(__name__)
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=300)
 PREPARATION_TIMEOUT = timedelta(hours=24)
-"""How long the other ranks wait for rank 0 to prepare data: no collective is open meanwhile, so nothing times out."""
+"""How long the other ranks wait for rank 0 to prepare data: no collective is open meanwhile, so nothing times
+out.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ _turn = 0
 
 
 def shared_store() -> dist.Store:
-    """The key-value store that the launcher's rendezvous gives every rank; usable before any process group."""
+    """The key-value store that the launcher's rendezvous gives every rank, before any process group."""
     global _store
     if _store is None:
         _store, _, _ = next(dist.rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))
@@ -66,7 +73,7 @@ def on_main_first(world: World, work: Callable[[], str]) -> str:
     key, store = f"finetune/main/{_turn}", shared_store()
     if not world.is_main:
         store.wait([key], PREPARATION_TIMEOUT)
-        answer = store.get(key).decode()
+        answer: str = store.get(key).decode()
         if answer.startswith("failed:"):
             raise MainFailed(int(answer.removeprefix("failed:")))
         return answer.removeprefix("ok:")
@@ -106,11 +113,18 @@ class MainFailed(Exception):
 def open_process_group(engine: Engine, device: str, timeout_seconds: int) -> World:
     """Join the process group that `engine` needs, and forget what the launcher meant for accelerate.
 
-    The strategy comes from the run's own config alone: variables that accelerate's launcher (or a user's default
-    accelerate config) left behind would otherwise change precision or strategy without a word.
+    The strategy comes from the run's own config alone: variables that accelerate's launcher (or a user's
+    default accelerate config) left behind would otherwise change precision or strategy without a word.
     """
     for name in [name for name in os.environ if name.startswith(LAUNCHER_PREFIXES)]:
         del os.environ[name]
+    if device == "cuda" and not torch.cuda.is_available():
+        raise refuse(
+            "launch.device=cuda",
+            "the driver shows a GPU, but torch cannot use it.",
+            "See what `python -c 'import torch; torch.zeros(1).cuda()'` says; no run falls back to the CPU.",
+            subject="the machine",
+        )
     if engine is Engine.none:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)
@@ -120,7 +134,7 @@ def open_process_group(engine: Engine, device: str, timeout_seconds: int) -> Wor
         os.environ.update(alone | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
     world = current_world()
     if device == "cuda":
-        torch.cuda.set_device(world.local_rank)
+        _own_card(world)
     if not dist.is_initialized():
         dist.init_process_group(
             # gloo beside nccl: flags and row numbers are compared without waiting for a GPU
@@ -133,9 +147,27 @@ def open_process_group(engine: Engine, device: str, timeout_seconds: int) -> Wor
     if engine is Engine.deepspeed:
         import deepspeed
 
-        # ZeRO-3 shards while the model loads, and reads the world size from DeepSpeed's own communication layer
+        # ZeRO-3 shards while the model loads, and reads the world size from DeepSpeed's own communication
+        # layer
         deepspeed.init_distributed(dist_backend="nccl" if device == "cuda" else "gloo", verbose=False)
     return world
+
+
+def _own_card(world: World) -> None:
+    """Bind this process to its card, before anything can open another one."""
+    if world.local_rank >= torch.cuda.device_count():
+        raise refuse(
+            f"local rank {world.local_rank}",
+            f"it needs a GPU of its own, and torch can use {torch.cuda.device_count()} here.",
+            "Start fewer processes, or look at CUDA_VISIBLE_DEVICES.",
+            subject="the launch",
+        )
+    torch.cuda.set_device(world.local_rank)
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    settings = peer_to_peer_settings(names)
+    os.environ.update(settings)
+    if settings and world.is_main:
+        log.info("%s: these cards have no peer-to-peer copies (%s)", ", ".join(settings), names[0])
 
 
 def gather_objects(value: Any) -> list[Any]:

@@ -164,7 +164,8 @@ def _animal(random: Random) -> Exchange:
 
 def _ability(random: Random) -> Exchange:
     ability, able = random.choice(tuple(world.ABILITIES.items()))
-    who = random.choice(sorted({animal for group in world.ABILITIES.values() for animal in group}))
+    animals = sorted({animal for group in world.ABILITIES.values() for animal in group})
+    who = random.choice(able if able and random.random() < 0.5 else animals)
     answer = f"Yes, {_a(who)} can {ability}." if who in able else f"No, {_a(who)} can not {ability}."
     return Exchange(f"Can {_a(who)} {ability}?", answer)
 
@@ -177,7 +178,8 @@ def _size(random: Random) -> Exchange:
 
 
 def _kind(random: Random) -> Exchange:
-    kind, asked = random.choice(tuple(world.KINDS)), random.choice(tuple(world.KINDS))
+    kind = random.choice(tuple(world.KINDS))
+    asked = kind if random.random() < 0.5 else random.choice(tuple(world.KINDS))
     member = random.choice(world.KINDS[kind])
     subject = member if kind == "colour" else _a(member)
     if random.random() < 0.5:

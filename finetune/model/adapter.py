@@ -1,7 +1,8 @@
-"""Puts a low-rank adapter on the language model: never on other towers, on experts and router only if asked."""
+"""Puts a low-rank adapter on the language model: never on other towers, on experts only if asked."""
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from transformers import PreTrainedModel
 from finetune.config.schema import AdapterConfig, Method
 from finetune.errors import refuse
 from finetune.model.load import language_model
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,9 @@ class Targets:
 
 
 def attach_adapter(model: PreTrainedModel, adapter: AdapterConfig, seed: int) -> PreTrainedModel | PeftModel:
-    """Return the model with a trainable float32 adapter, the same on every process; unchanged for full fine-tuning."""
+    """Return the model with a trainable float32 adapter, the same on every process; unchanged for full fine-
+    tuning.
+    """
     if adapter.method is Method.full:
         return model
     torch.manual_seed(seed)
@@ -38,6 +43,13 @@ def attach_adapter(model: PreTrainedModel, adapter: AdapterConfig, seed: int) ->
     for parameter in attached.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+    if adapter.experts:
+        trained = [(name, p.numel()) for name, p in attached.named_parameters() if p.requires_grad]
+        of_experts = sum(count for name, count in trained if _of_experts(name.partition(".lora_")[0]))
+        total = sum(count for _, count in trained)
+        log.info(
+            "adapter   %s of %s trained parameters in experts and router", f"{of_experts:,}", f"{total:,}"
+        )
     return attached
 
 

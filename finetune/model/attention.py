@@ -1,8 +1,9 @@
 """Attention that never pays for padding and never lets one row see another, with torch's own kernel.
 
-A batch is laid out as one long row with the borders of its documents (`cu_seq_lens_q`), the layout that flash-attn
-reads. Where flash-attn is not installed, plain `sdpa` would build the mask of the full square and pay for it (on CPU
-about half the speed); here each document is attended by itself, which is the same sum without the masked part.
+A batch is laid out as one long row with the borders of its documents (`cu_seq_lens_q`), the layout that
+flash-attn reads. Where flash-attn is not installed, plain `sdpa` would build the mask of the full square and
+pay for it (on CPU about half the speed); here each document is attended by itself, which is the same sum
+without the masked part.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def choose_attention(
 ) -> Attention:
     """The best kernel installed for this model.
 
-    Layers that carry a state along the row (linear attention, convolutions) leak from document to document in a
-    flattened batch, so their models keep padded batches.
+    Layers that carry a state along the row (linear attention, convolutions) leak from document to document in
+    a flattened batch, so their models keep padded batches.
     """
     text = config.get_text_config()
     layer_types = set(text.to_dict().get("layer_types") or ["full_attention"])
@@ -70,7 +71,8 @@ def per_document_attention(
 
     Args:
         query, key, value: `(1, heads, tokens, head_dim)`; key and value may have fewer heads.
-        cu_seq_lens_q: int32 `(documents + 1,)`, where each document starts; null: an ordinary padded batch, which
+        cu_seq_lens_q: int32 `(documents + 1,)`, where each document starts; null: an ordinary padded batch,
+        which
             transformers' own sdpa attends.
     """
     if cu_seq_lens_q is None:

@@ -1,8 +1,9 @@
 """Writes what the user takes away, from any sharding, one shard at a time.
 
-No process ever holds more than its own share, one decoder layer and one file of weights: every rank joins in gathering
-a tensor, rank 0 alone keeps it until the file is full. The Trainer's own `save_model` writes nothing at all under FSDP
-with sharded state, assembles the whole model in one process otherwise, and saves a dtype that depends on the strategy.
+No process ever holds more than its own share, one decoder layer and one file of weights: every rank joins in
+gathering a tensor, rank 0 alone keeps it until the file is full. The Trainer's own `save_model` writes
+nothing at all under FSDP with sharded state, assembles the whole model in one process otherwise, and saves a
+dtype that depends on the strategy.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ def save_words(
 
 
 def _groups(model: PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:
-    """The model's tensors, a layer at a time, tied copies once: what one weight conversion needs stays together."""
+    """The model's tensors, a layer at a time, tied copies once: what one weight conversion needs stays
+    together.
+    """
     tied = set(model.all_tied_weights_keys) if hasattr(model, "all_tied_weights_keys") else set()
     names = {name: tensor for name, tensor in model.named_parameters(remove_duplicate=True)}
     persistent = set(model.state_dict_names()) if hasattr(model, "state_dict_names") else None
@@ -184,7 +187,7 @@ class _Shards:
         if count == 1:
             self._part(0).rename(self.folder / "model.safetensors")
             return
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for number, names in enumerate(self.files):
             file = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
             self._part(number).rename(self.folder / file)

@@ -1,9 +1,12 @@
-"""Loads the model that is trained: the checkpoint's own class, one dtype rule, towers frozen, 4-bit where asked."""
+"""Loads the model that is trained: the checkpoint's own class, one dtype rule, towers frozen, 4-bit where
+asked.
+"""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import transformers
@@ -11,12 +14,14 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     BitsAndBytesConfig,
+    Mxfp4Config,
     PretrainedConfig,
     PreTrainedModel,
 )
 
 from finetune.config.rules import RunFacts
 from finetune.config.schema import AdapterConfig, Method, ModelConfig
+from finetune.errors import refuse
 from finetune.model.attention import Attention
 
 log = logging.getLogger(__name__)
@@ -39,12 +44,16 @@ def load_model(
     facts: RunFacts,
     attention: Attention,
 ) -> LoadedModel:
-    """Load the weights on the CPU (or, quantised, on this process's own card), trained weights in float32 unless set."""
+    """Load the weights on the CPU (or, quantised, on this process's own card), trained weights in float32
+    unless set.
+    """
     dtype = getattr(torch, facts.trained_dtype if adapter.method is Method.full else facts.frozen_dtype)
     compute = COMPUTE_DTYPE[facts.precision]
     checkpoint_dtype = _checkpoint_dtype(config)
-    extra = {"quantization_config": quantization(adapter, compute)} if adapter.method is Method.qlora else {}
-    if extra and facts.device == "cuda":
+    extra = _stored_quantised(config, model)
+    if adapter.method is Method.qlora:
+        extra = {"quantization_config": quantization(adapter, compute)}
+    if adapter.method is Method.qlora and facts.device == "cuda":
         extra["device_map"] = {"": torch.cuda.current_device()}
     loaded = checkpoint_class(config).from_pretrained(
         model.name_or_path,
@@ -89,8 +98,8 @@ def checkpoint_class(config: PretrainedConfig) -> type[PreTrainedModel]:
 
 
 def quantization(adapter: AdapterConfig, compute: torch.dtype) -> BitsAndBytesConfig:
-    """4-bit or 8-bit weights. They are stored in the compute dtype, so that FSDP2 can shard them: in the default
-    uint8 accelerate leaves them out of the sharding and every process holds the whole model."""
+    """4-bit or 8-bit weights. They are stored in the compute dtype, so that FSDP2 can shard them: in the
+    default uint8 accelerate leaves them out of the sharding and every process holds the whole model."""
     if adapter.bits == 8:
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
@@ -99,6 +108,23 @@ def quantization(adapter: AdapterConfig, compute: torch.dtype) -> BitsAndBytesCo
         bnb_4bit_use_double_quant=adapter.double_quant,
         bnb_4bit_compute_dtype=compute,
         bnb_4bit_quant_storage=compute,
+    )
+
+
+def _stored_quantised(config: PretrainedConfig, model: ModelConfig) -> dict[str, Any]:
+    """A checkpoint that is stored quantised is unpacked while loading, where transformers can train the
+    result.
+    """
+    stored = config.to_dict().get("quantization_config")
+    if stored is None:
+        return {}
+    if stored["quant_method"] == "mxfp4":
+        return {"quantization_config": Mxfp4Config(dequantize=True)}
+    raise refuse(
+        f"model.name_or_path={model.name_or_path}",
+        f"its weights are stored quantised ({stored['quant_method']}), and cannot be trained so.",
+        "Use the checkpoint's unquantised sister; adapter=qlora quantises while loading.",
+        subject="the model",
     )
 
 

@@ -1,4 +1,6 @@
-"""Proves a saved model: opens the folder afresh, checks its tensors, and compares its loss with the live model's."""
+"""Proves a saved model: opens the folder afresh, checks its tensors, and compares its loss with the live
+model's.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,8 @@ def check_tensors(folder: Path, written: Written, live: LiveModel, trained: bool
     if live.start_sums:
         still = sorted(name for name, start in live.start_sums.items() if trained and sums.get(name) == start)
         moved = len(live.start_sums) - len(still)
-        # a matrix that no gradient reached keeps its start; all of lora_B at its start means nothing was learnt
+        # a matrix that no gradient reached keeps its start; all of lora_B at its start means nothing was
+        # learnt
         learnt = any("lora_B" in name or "lora_A" not in name for name in set(live.start_sums) - set(still))
         detail = f"{moved} of {len(live.start_sums)} tensors moved"
         checks.append(Check("the adapter left its start", learnt or not trained, detail))
@@ -102,7 +105,7 @@ def check_loss(
     tolerance = TOLERANCE[dtype if adapter.method is not Method.qlora else torch.bfloat16]
     tolerance = max(tolerance, TOLERANCE[compute])
     difference = abs(loss - live.loss) / max(abs(live.loss), 1e-6)
-    detail = f"live {live.loss:.6f}, reopened {loss:.6f}, relative difference {difference:.1e}, allowed {tolerance:.0e}"
+    detail = f"live {live.loss:.6f}, reopened {loss:.6f}, apart {difference:.1e}, allowed {tolerance:.0e}"
     same = math.isfinite(loss) and (difference <= tolerance or abs(loss - live.loss) <= tolerance * 1e-1)
     stops = reopened.generation_config.eos_token_id
     stops = stops if isinstance(stops, list) else [stops]

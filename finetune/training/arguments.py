@@ -37,7 +37,8 @@ def sft_arguments(config: RunConfig, facts: RunFacts, run_dir: RunDir, attention
             "max_length": None,
             "padding_free": attention.padding_free,
             "disable_tqdm": True,
-            # frozen parameters need no gradient; one that is trained and unused is an error, not a search every step
+            # frozen parameters need no gradient; one that is trained and unused is an error, not a search
+            # every step
             "ddp_find_unused_parameters": bool(config.trainer.ddp_find_unused_parameters),
             "remove_unused_columns": False,
             # losses that are not finite end the run; upstream's filter would log them as 0

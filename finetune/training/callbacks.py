@@ -92,7 +92,7 @@ class Counters(TrainerCallback):
 
 
 class Checkpoints(TrainerCallback):
-    """Asks for a checkpoint by time and by steps; all ranks agree by rank 0's clock."""
+    """Asks for a checkpoint by time, by steps and at the end; all ranks agree by rank 0's clock."""
 
     def __init__(self, checkpoint: CheckpointConfig) -> None:
         self.checkpoint = checkpoint
@@ -105,17 +105,18 @@ class Checkpoints(TrainerCallback):
         if minutes is not None:
             late = args.process_index == 0 and time.monotonic() - self.last >= minutes * 60
             due = bool(any_rank(int(due or late)))
-        if due and state.global_step < state.max_steps:
+        if due or state.global_step >= state.max_steps:
             control.should_save = True
             self.last = time.monotonic()
 
 
 class StopSignals(TrainerCallback):
-    """SIGINT, SIGTERM and SIGUSR1 save a checkpoint after the running step and end the run; a second one ends at once.
+    """SIGINT, SIGTERM and SIGUSR1 save a checkpoint after the running step and end the run; a second one ends
+    at once.
 
-    The ranks agree after every step: a signal does not reach all of them at the same moment. Before the first step
-    there is nothing to save, and after a rank has failed (its launcher then signals the others) no step will end:
-    the process ends at once.
+    The ranks agree after every step: a signal does not reach all of them at the same moment. Before the first
+    step there is nothing to save, and after a rank has failed (its launcher then signals the others) no step
+    will end: the process ends at once.
     """
 
     def __init__(self) -> None:

@@ -32,7 +32,9 @@ def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -
 
 
 def open_together(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -> RunDir:
-    """Check, open and prepare on rank 0 while the others wait, with no collective open; the folder on every rank."""
+    """Check, open and prepare on rank 0 while the others wait, with no collective open; the folder on every
+    rank.
+    """
 
     def prepare() -> str:
         run = check_run(overrides, outer)

@@ -1,4 +1,6 @@
-"""Prepares a run's rows before any process needs them, and makes sure that at least one step can be made of them."""
+"""Prepares a run's rows before any process needs them, and makes sure that at least one step can be made of
+them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def _at_least_one_step(run: CheckedRun, rows: int, say: Say) -> None:
     if steps < 1:
         raise refuse(
             f"trainer.num_train_epochs={trainer.num_train_epochs}",
-            f"{rows} rows in batches of {batch.global_size} are {per_epoch} steps an epoch: no optimizer step is made.",
+            f"{rows} rows in batches of {batch.global_size} are {per_epoch} steps an epoch: not one is made.",
             "Use more epochs, or trainer.max_steps.",
             subject=run.composed.subject,
         )

@@ -1,4 +1,6 @@
-"""What surrounds a run in its process: output of every rank in a file, a failure on record, no process left behind."""
+"""What surrounds a run in its process: output of every rank in a file, a failure on record, no process left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def run_process(run_dir: RunDir, work: Callable[[RunDir], int]) -> NoReturn:
 
 
 def end(code: int) -> NoReturn:
-    """Leave the process: no interpreter shutdown, since after a failure threads of a collective may never end."""
+    """Leave the process: no interpreter shutdown, since after a failure threads of a collective may never
+    end.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     if code == 0 and dist.is_initialized():
@@ -63,12 +67,12 @@ def end(code: int) -> NoReturn:
 
 
 def guarded(run_dir: RunDir, rank: int, work: Callable[[RunDir], int]) -> int:
-    """Run `work`; a failure is written to the run folder, told to the other ranks, and becomes an exit code."""
+    """Run `work`; a failure goes into the run folder, to the other ranks, and becomes an exit code."""
     try:
         return work(run_dir)
     except SystemExit as ended:
         return int(ended.code or 0)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the end of the process: every failure becomes a record
         known = isinstance(error, FinetuneError)
         code = error.exit_code if isinstance(error, FinetuneError) else 1
         told = str(error) if known and "FINETUNE_DEBUG" not in os.environ else traceback.format_exc()
@@ -87,7 +91,8 @@ def record_failure(run_dir: RunDir, rank: int, told: str, code: int) -> None:
 def keep_output(run_dir: RunDir, rank: int) -> Terminal:
     """Send everything this process prints to its file; rank 0's goes to the terminal too.
 
-    `tee` is a process of its own: it ignores Ctrl-C, and outlives both a crash of this process and a closed terminal.
+    `tee` is a process of its own: it ignores Ctrl-C, and outlives both a crash of this process and a closed
+    terminal.
     """
     terminal = Terminal(os.dup(2))
     file = run_dir.log(rank)
@@ -115,7 +120,7 @@ def end_with_parent() -> None:
 
 @contextmanager
 def strategy_environment(config: RunConfig, facts: RunFacts) -> Iterator[World]:
-    """The process group and stand-ins of a strategy; what it leaves in this process is taken back at the end."""
+    """The process group and stand-ins of a strategy; what it leaves here is taken back at the end."""
     engine = TRAITS[facts.strategy].engine
     before, linear = dict(os.environ), torch.nn.functional.linear
     with ExitStack() as stack:

@@ -1,4 +1,6 @@
-"""Proof before the first step that what runs is what was asked, and after saving that what was saved is whole."""
+"""Proof before the first step that what runs is what was asked, and after saving that what was saved is
+whole.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +76,9 @@ def lines(found: Running, ranks: list[Evidence], facts: RunFacts, max_steps: int
     return [
         f"runs      {found.strategy} on {found.num_processes} processes, device {found.device}"
         f" ({seen.wrapped_by}{resharding}); weights held per process: {held}",
-        f"precision {found.precision}: trained weights {seen.trained_dtype}, master weights {seen.master_dtype}",
-        f"optimizer {seen.optimizer}, {seen.trainable_parameters:,} of {seen.total_parameters:,} parameters trained"
-        f" ({share:.2%})",
+        f"precision {found.precision}: trained weights {seen.trained_dtype}, masters {seen.master_dtype}",
+        f"optimizer {seen.optimizer}; trained: {seen.trainable_parameters:,} of {seen.total_parameters:,}"
+        f" parameters ({share:.2%})",
         f"batch     {facts.batch.line}; {max_steps:,} steps",
         "rows      step 1: " + "; ".join(f"rank {i} {_some(rank.rows)}" for i, rank in enumerate(ranks)),
     ]
@@ -105,7 +107,7 @@ def prove_saved_model(
         run_dir.model.rename(run_dir.path / "model-failed-checks")
         listed = "\n".join(f"  {check.name}: {check.detail}" for check in failed)
         raise RunFailed(
-            f"the saved model did not pass its checks; it is kept apart in {run_dir.path / 'model-failed-checks'}\n"
+            f"the saved model did not pass its checks; it is kept in {run_dir.path / 'model-failed-checks'}\n"
             f"{listed}\n  The last checkpoint in {run_dir.checkpoints} is whole."
         )
 

@@ -28,7 +28,7 @@ class Rows:
 
 
 def load_rows(run_dir: RunDir) -> Rows:
-    """Open the prepared rows by memory map; the parent may still be at them while this process was starting."""
+    """Open the prepared rows by memory map; the parent may still be preparing them."""
     while not run_dir.data.exists():
         time.sleep(0.05)
     prepared = json.loads(run_dir.data.read_text(encoding="utf-8"))["prepared"]
@@ -40,7 +40,9 @@ def load_rows(run_dir: RunDir) -> Rows:
 
 
 class PreparedRows(TorchDataset[dict[str, Any]]):
-    """`input_ids`, `labels` and `seq_lengths` of each prepared row; index `FILL` is a row that teaches nothing."""
+    """`input_ids`, `labels` and `seq_lengths` of each prepared row; index `FILL` is a row that teaches
+    nothing.
+    """
 
     def __init__(self, prepared: Dataset, filler_token: int) -> None:
         self.prepared = prepared.select_columns(["input_ids", "labels", "seq_lengths"])
@@ -71,12 +73,15 @@ def row_lengths(prepared: Dataset) -> np.ndarray:
 
 
 def supervised_counts(prepared: Dataset) -> np.ndarray:
-    """Learnt tokens of each row; a row's first token has nothing before it and is never learnt."""
-    counts = []
-    for chunk in prepared.data.column("labels").chunks:
-        offsets = np.asarray(chunk.offsets)
-        learnt = np.asarray(chunk.values.slice(offsets[0], offsets[-1] - offsets[0])) != IGNORED
-        learnt[(offsets[:-1] - offsets[0])[np.diff(offsets) > 0]] = False
-        total = np.concatenate([[0], np.cumsum(learnt)])
-        counts.append(total[offsets[1:] - offsets[0]] - total[offsets[:-1] - offsets[0]])
-    return np.concatenate(counts)
+    """Learnt tokens of each row; a document's first token has nothing before it and is never learnt."""
+    learnt = _flat(prepared, "labels") != IGNORED
+    documents = _flat(prepared, "seq_lengths")
+    learnt[np.concatenate([[0], np.cumsum(documents)[:-1]])] = False
+    total = np.concatenate([[0], np.cumsum(learnt)])
+    ends = np.cumsum(row_lengths(prepared))
+    return total[ends] - total[np.concatenate([[0], ends[:-1]])]
+
+
+def _flat(prepared: Dataset, column: str) -> np.ndarray:
+    """All values of a list column, one row after the other."""
+    return np.concatenate([np.asarray(chunk.flatten()) for chunk in prepared.data.column(column).chunks])

@@ -1,4 +1,4 @@
-"""Saves a finished run into `model/`, whatever the strategy, and remembers what the saved model must equal."""
+"""Saves a finished run into `model/` and remembers what the saved model must equal."""
 
 from __future__ import annotations
 

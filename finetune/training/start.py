@@ -1,7 +1,7 @@
 """The first part of a run: compose, check, open its folder. In under two seconds, without torch.
 
-`python -m finetune` does it before it starts the workers; under a launcher that is not ours rank 0 does it while the
-other ranks wait.
+`python -m finetune` does it before it starts the workers; under a launcher that is not ours rank 0 does it
+while the other ranks wait.
 """
 
 from __future__ import annotations

@@ -83,13 +83,13 @@ class RunTrainer(SFTTrainer):
         }
         self._metrics["eval"].clear()
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.model.train(was_training)
         self._step_started = time.perf_counter()
         return metrics
 
     def summed_loss(self, batch: dict[str, Any]) -> tuple[float, int]:
-        """Summed negative log-likelihood of a batch's supervised tokens, and their number, without gradients."""
+        """Summed negative log-likelihood of a batch's supervised tokens, and their number; no gradients."""
         inputs = self._prepare_inputs(dict(batch))
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = self.model_wrapped(**inputs, use_cache=False, fused_lm_head=True)

@@ -1,4 +1,6 @@
-"""The story of a run, told in every process that a launcher started: `python -m finetune.training.worker RUN_DIR`."""
+"""The story of a run, told in every process that a launcher started: `python -m finetune.training.worker
+RUN_DIR`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every strategy trains the same: the same seed and global batch give the same losses and the same saved model."""
+"""Every strategy trains the same: the same seed and global batch give the same losses and the same saved
+model.
+"""
 
 from __future__ import annotations
 
