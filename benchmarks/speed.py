@@ -94,7 +94,8 @@ def ours(work: Path, data: Path, packed: bool, steps: int) -> list[str]:
 def theirs(work: Path, data: Path, packed: bool, steps: int) -> list[str]:
     """The same job for trl's own command line."""
     return [
-        *(sys.executable, "-m", "trl.cli", "sft", "--model_name_or_path", str(work / "model")),
+        *(sys.executable, "-c", "from trl.cli import main; main()", "sft"),
+        *("--model_name_or_path", str(work / "model")),
         *("--dataset_name", str(data.parent), "--output_dir", str(work / "theirs")),
         *("--use_peft", "--lora_target_modules", "all-linear"),
         *("--lora_r", str(RANK), "--lora_alpha", str(2 * RANK)),

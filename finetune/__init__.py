@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from finetune.errors import FinetuneError, Refusal, RunFailed
 from finetune.version import __version__
 
 if TYPE_CHECKING:
     from finetune.api import Run, load_config, train
 
-__all__ = ["Run", "__version__", "load_config", "train"]
+__all__ = ["FinetuneError", "Refusal", "Run", "RunFailed", "__version__", "load_config", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -59,6 +59,11 @@ class RunDir:
         return self.path / "model"
 
     @property
+    def unverified(self) -> Path:
+        """What becomes `model` once it has passed its checks."""
+        return self.path / ".model-unverified"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

@@ -79,7 +79,7 @@ def in_world(cases: dict[str, list[str]], processes: int, at: Path) -> dict[str,
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=1500,
+        timeout=3600,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"

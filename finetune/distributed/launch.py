@@ -153,7 +153,9 @@ def accelerate_command(run_dir: RunDir, facts: RunFacts, launch: LaunchConfig) -
 
 
 def threads_per_process(facts: RunFacts, launch: LaunchConfig) -> int:
-    """Cores of this machine shared out; accelerate gives each process one thread where nothing is set."""
+    """Cores of this machine shared out, unless OMP_NUM_THREADS says otherwise (accelerate's default: one)."""
+    if os.environ.get("OMP_NUM_THREADS"):
+        return int(os.environ["OMP_NUM_THREADS"])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(1, facts.num_processes // launch.num_machines))
 
@@ -164,8 +166,7 @@ def worker_environment(facts: RunFacts, launch: LaunchConfig) -> dict[str, str]:
     package_parent = str(Path(__file__).resolve().parents[2])
     paths = [package_parent, *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
-    if not environment.get("OMP_NUM_THREADS"):
-        environment["OMP_NUM_THREADS"] = str(threads_per_process(facts, launch))
+    environment["OMP_NUM_THREADS"] = str(threads_per_process(facts, launch))
     environment["PYTHONUNBUFFERED"] = "1"
     return environment
 

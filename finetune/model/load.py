@@ -47,29 +47,46 @@ def load_model(
     """Load the weights on the CPU (or, quantised, on this process's own card), trained weights in float32
     unless set.
     """
-    dtype = getattr(torch, facts.trained_dtype if adapter.method is Method.full else facts.frozen_dtype)
-    compute = COMPUTE_DTYPE[facts.precision]
+    full = adapter.method is Method.full
+    dtype = getattr(torch, facts.trained_dtype if full else facts.frozen_dtype)
     checkpoint_dtype = _checkpoint_dtype(config)
-    extra = _stored_quantised(config, model)
-    if adapter.method is Method.qlora:
-        extra = {"quantization_config": quantization(adapter, compute)}
-    if adapter.method is Method.qlora and facts.device == "cuda":
-        extra["device_map"] = {"": torch.cuda.current_device()}
-    loaded = checkpoint_class(config).from_pretrained(
+    quantised = None if full else quantization(adapter, COMPUTE_DTYPE[facts.precision])
+    loaded = open_weights(
+        config, model, dtype, quantised, facts.device, attn_implementation=attention.implementation
+    )
+    loaded.config.use_cache = False
+    if not full:
+        loaded.requires_grad_(False)
+    _freeze_towers(loaded)
+    return LoadedModel(loaded, checkpoint_dtype)
+
+
+def open_weights(
+    config: PretrainedConfig,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    quantised: BitsAndBytesConfig | None,
+    device: str,
+    **options: Any,
+) -> PreTrainedModel:
+    """The weights that `model` names: on the CPU, or, quantised, on this process's own card."""
+    if quantised is not None:
+        options["quantization_config"] = quantised
+        if device == "cuda":
+            options["device_map"] = {"": torch.cuda.current_device()}
+    else:
+        options |= _stored_quantised(config, model)
+    if model.gguf_file is not None:
+        options["gguf_file"] = model.gguf_file
+    loaded: PreTrainedModel = checkpoint_class(config).from_pretrained(
         model.name_or_path,
         config=config,
         revision=model.revision or "main",
         dtype=dtype,
-        attn_implementation=attention.implementation,
         trust_remote_code=model.trust_remote_code,
-        **({"gguf_file": model.gguf_file} if model.gguf_file else {}),
-        **extra,
+        **options,
     )
-    loaded.config.use_cache = False
-    if adapter.method is not Method.full:
-        loaded.requires_grad_(False)
-    _freeze_towers(loaded)
-    return LoadedModel(loaded, checkpoint_dtype)
+    return loaded
 
 
 def model_config(model: ModelConfig) -> PretrainedConfig:
@@ -97,9 +114,11 @@ def checkpoint_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     return AutoModelForCausalLM
 
 
-def quantization(adapter: AdapterConfig, compute: torch.dtype) -> BitsAndBytesConfig:
-    """4-bit or 8-bit weights. They are stored in the compute dtype, so that FSDP2 can shard them: in the
+def quantization(adapter: AdapterConfig, compute: torch.dtype) -> BitsAndBytesConfig | None:
+    """None but for qlora. 4-bit or 8-bit weights. They are stored in the compute dtype, so that FSDP2 can shard them: in the
     default uint8 accelerate leaves them out of the sharding and every process holds the whole model."""
+    if adapter.method is not Method.qlora:
+        return None
     if adapter.bits == 8:
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(

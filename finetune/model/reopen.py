@@ -15,9 +15,10 @@ from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedModel
 
+from finetune.config.rules import RunFacts
 from finetune.config.schema import AdapterConfig, Method, ModelConfig
 from finetune.model.export import Written, checksum
-from finetune.model.load import checkpoint_class, model_config, quantization
+from finetune.model.load import COMPUTE_DTYPE, model_config, open_weights, quantization
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Largest relative difference of the two losses, by stored dtype: what rounding to it explains."""
@@ -92,15 +93,15 @@ def check_loss(
     adapter: AdapterConfig,
     live: LiveModel,
     dtype: torch.dtype,
-    compute: torch.dtype,
+    facts: RunFacts,
 ) -> list[Check]:
     """Load the folder as a user would and compare its loss on a fixed batch with the live model's."""
-    reopened = open_saved(folder, model, adapter, compute)
+    compute = COMPUTE_DTYPE[facts.precision]
+    reopened = open_saved(folder, model, adapter, compute, facts.device)
+    batch = {key: tensor.to(reopened.device) for key, tensor in live.batch.items()}
     with torch.no_grad():
-        logits = reopened(
-            input_ids=live.batch["input_ids"], attention_mask=live.batch["attention_mask"]
-        ).logits
-    labels = live.batch["labels"][:, 1:]
+        logits = reopened(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    labels = batch["labels"][:, 1:]
     loss = torch.nn.functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), labels.flatten()).item()
     tolerance = TOLERANCE[dtype if adapter.method is not Method.qlora else torch.bfloat16]
     tolerance = max(tolerance, TOLERANCE[compute])
@@ -110,41 +111,36 @@ def check_loss(
     stops = reopened.generation_config.eos_token_id
     stops = stops if isinstance(stops, list) else [stops]
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    right = "generation stops where the training data stops"
     return [
         Check("reopened loss equals the live loss", same, detail),
-        Check(
-            "generation stops where the training data stops", live.turn_end in stops, f"stop tokens {stops}"
-        ),
+        Check(right, live.turn_end in stops, f"stop tokens {stops}"),
         Check("the tokenizer is saved", len(tokenizer) > 0, f"{len(tokenizer)} tokens"),
     ]
 
 
 def open_saved(
-    folder: Path, model: ModelConfig, adapter: AdapterConfig, compute: torch.dtype
+    folder: Path, model: ModelConfig, adapter: AdapterConfig, compute: torch.dtype, device: str
 ) -> PreTrainedModel | PeftModel:
     """A fresh load of a saved model: the folder alone, or its adapter on the base model."""
     if adapter.method is Method.full:
-        config = model_config(
-            ModelConfig(name_or_path=str(folder), trust_remote_code=model.trust_remote_code)
-        )
-        opened = checkpoint_class(config).from_pretrained(folder, config=config, dtype=compute)
-        return opened.eval()
-    extra = {"quantization_config": quantization(adapter, compute)} if adapter.method is Method.qlora else {}
-    if extra and torch.cuda.is_available():
-        extra["device_map"] = {"": torch.cuda.current_device()}
-    config = model_config(model)
-    base = checkpoint_class(config).from_pretrained(
-        model.name_or_path,
-        config=config,
-        revision=model.revision or "main",
-        dtype=compute,
-        **({"gguf_file": model.gguf_file} if model.gguf_file else {}),
-        **extra,
-    )
+        whole = ModelConfig(name_or_path=str(folder), trust_remote_code=model.trust_remote_code)
+        return _on_card(open_weights(model_config(whole), whole, compute, None, device), device)
+    base = open_weights(model_config(model), model, compute, quantization(adapter, compute), device)
     generation = base.generation_config.from_pretrained(folder)
     opened = PeftModel.from_pretrained(base, str(folder))
     opened.base_model.model.generation_config = generation
-    return opened.eval()
+    return opened.eval() if adapter.method is Method.qlora else _on_card(opened, device)
+
+
+def _on_card(model: Any, device: str) -> Any:
+    """On this process's card when it has room for the weights and some more, else on the CPU."""
+    model = model.eval()
+    if device != "cuda":
+        return model
+    free, _ = torch.cuda.mem_get_info()
+    needed = sum(parameter.nbytes for parameter in model.parameters()) * 1.2
+    return model.cuda() if needed < free else model
 
 
 def _listed(name: str, bad: list[str], good: str) -> Check:

@@ -14,7 +14,6 @@ from finetune.config.schema import RunConfig
 from finetune.distributed.strategy import TRAITS, Engine
 from finetune.distributed.verify import Evidence, Running, inspect, verify_all_ranks
 from finetune.errors import RunFailed
-from finetune.model.load import COMPUTE_DTYPE
 from finetune.model.reopen import check_loss, check_tensors
 from finetune.paths import RunDir
 from finetune.report.record import Report
@@ -87,24 +86,27 @@ def lines(found: Running, ranks: list[Evidence], facts: RunFacts, max_steps: int
 def prove_saved_model(
     report: Report, saved: Saved, config: RunConfig, facts: RunFacts, run_dir: RunDir
 ) -> None:
-    """Open `model/` afresh and check it; the report lists every check, and one that fails fails the run."""
+    """Open the saved model afresh and check it: it becomes `model/` when every check has passed.
+
+    The report lists every check, and one that fails fails the run.
+    """
     learnt = facts.learning_rate > 0 and report.content["steps"] > 0
     live = saved.live
-    checks = check_tensors(run_dir.model, saved.written, live, trained=learnt)
+    folder = run_dir.unverified
+    checks = check_tensors(folder, saved.written, live, trained=learnt)
     if all(check.passed for check in checks):
-        compute = COMPUTE_DTYPE[facts.precision]
-        checks += check_loss(run_dir.model, config.model, config.adapter, live, saved.dtype, compute)
+        checks += check_loss(folder, config.model, config.adapter, live, saved.dtype, facts)
     failed = [check for check in checks if not check.passed]
     report.update(
         verified=[check.as_dict() for check in checks],
         status="failed" if failed else "completed",
-        model_path=str(run_dir.model),
+        model_path=None if failed else str(run_dir.model),
     )
+    folder.rename(run_dir.path / "model-failed-checks" if failed else run_dir.model)
     report.write()
     for check in checks:
         log.info("%s %s (%s)", "checked  " if check.passed else "FAILED   ", check.name, check.detail)
     if failed:
-        run_dir.model.rename(run_dir.path / "model-failed-checks")
         listed = "\n".join(f"  {check.name}: {check.detail}" for check in failed)
         raise RunFailed(
             f"the saved model did not pass its checks; it is kept in {run_dir.path / 'model-failed-checks'}\n"

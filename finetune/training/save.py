@@ -34,22 +34,20 @@ def save_model(
     tokenizer: PreTrainedTokenizerBase,
     run_dir: RunDir,
 ) -> Saved:
-    """Write weights, tokenizer and generation config beside `model/`, which appears when it is whole.
+    """Write weights, tokenizer and generation config beside `model/`, which appears when they are verified.
 
     All ranks call it: sharded weights are gathered by all of them, rank 0 writes.
     """
     is_main = trainer.args.process_index == 0
     end = turn_end(tokenizer)
     live = _live_model(trainer, start_sums, end)
-    unfinished = run_dir.path / ".model-unfinished"
     if is_main:
-        unfinished.mkdir()
+        run_dir.unverified.mkdir()
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     save = save_adapter if isinstance(model, PeftModel) else save_full
-    written = save(model, unfinished, loaded.checkpoint_dtype, is_main)
+    written = save(model, run_dir.unverified, loaded.checkpoint_dtype, is_main)
     if is_main:
-        save_words(loaded.model, tokenizer, unfinished, end)
-        unfinished.rename(run_dir.model)
+        save_words(loaded.model, tokenizer, run_dir.unverified, end)
     if dist.is_initialized():
         dist.barrier()
     return Saved(written, live, loaded.checkpoint_dtype, is_main)

@@ -213,6 +213,24 @@ def test_the_first_rank_to_fail_is_named_and_its_traceback_comes_last(tmp_path: 
         assert not (run.path / "model").exists()
 
 
+def test_an_fsdp_run_that_would_be_plain_ddp_is_refused_on_every_rank(tmp_path: Path) -> None:
+    # what accelerate does by itself with an FSDP config on CPU processes: DDP, without a word
+    (tmp_path / "sitecustomize.py").write_text(
+        "import contextlib, sys\n"
+        "if any('finetune.training.worker' in word for word in sys.orig_argv):\n"
+        "    import finetune.training.process as process\n"
+        "    process.cpu_stand_in = contextlib.nullcontext\n",
+        encoding="utf-8",
+    )
+    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    words = [*QUICK, "distributed=fsdp", "launch.num_processes=2"]
+    outcome = finetune(*words, at=tmp_path, PYTHONPATH=path)
+    assert outcome.code == 2, outcome.out + outcome.err
+    assert "rank 1: strategy=ddp: fsdp was asked for." in outcome.err
+    assert "nothing was trained" in outcome.err
+    assert not (outcome.path / "metrics.jsonl").exists()
+
+
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     with started(*LONG, at=tmp_path) as (process, run):
         wait_for_step(run.path, 1)

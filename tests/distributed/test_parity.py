@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from finetune.paths import embedded
 from tests.front_door import Outcome, finetune, in_world, relative_difference
 
 SHARDED = ["fsdp", "fsdp_offload", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
@@ -22,8 +23,12 @@ CLASSES = {
 }
 STEPS = 8
 WORDS = [f"trainer.max_steps={STEPS}", "trainer.per_device_train_batch_size=2", "trainer.global_batch_size=8"]
-# 1e-5 is the promise; the movement of the weights amplifies the order of float32 sums
 FP32 = 1e-5
+SEVEN = [
+    f"data.train=[{{path: {embedded('behaviour.jsonl')}, limit: 7}}]",
+    "trainer.global_batch_size=4",
+]
+EVALUATED = ["data.eval_fraction=0.1", "trainer.eval_strategy=steps", "trainer.eval_steps=4"]
 
 
 def words(method: str, strategy: str, *more: str) -> list[str]:
@@ -34,7 +39,11 @@ def words(method: str, strategy: str, *more: str) -> list[str]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """The reference: one process, no strategy, and every sharding of that one process beside it."""
     cases = {f"{m}-{s}": words(m, s) for m in METHODS for s in ["single", "ddp", *SHARDED]}
-    cases |= {f"bf16-{s}": words("lora", s, "trainer.bf16=true") for s in ["single", "fsdp", "zero3"]}
+    cases["bf16-single"] = words("lora", "single", "trainer.bf16=true")
+    cases["split-8x1"] = words("full", "single", "trainer.per_device_train_batch_size=8")
+    cases["split-1x8"] = words("full", "single", "trainer.per_device_train_batch_size=1")
+    cases["seven"] = words("full", "single", *SEVEN)
+    cases["evaluated"] = words("lora", "single", *EVALUATED, "trainer.per_device_eval_batch_size=4")
     return in_world(cases, 1, tmp_path_factory.mktemp("alone"))
 
 
@@ -44,6 +53,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     cases = {f"{m}-{s}": words(m, s) for m in ["lora", "qlora"] for s in ["ddp", *SHARDED]}
     cases["full-fsdp-unresharded"] = words("full", "fsdp", "distributed.reshard_after_forward=false")
     cases |= {f"bf16-{s}": words("lora", s, "trainer.bf16=true") for s in ["ddp", "fsdp", "zero2", "zero3"]}
+    cases |= {f"seven-{s}": words("full", s, *SEVEN) for s in ["ddp", "fsdp", "zero3"]}
+    cases["recomputed"] = words("lora", "ddp", "trainer.activation_checkpointing=true")
+    cases["evaluated"] = words("lora", "fsdp", *EVALUATED)
     return in_world(cases, 2, tmp_path_factory.mktemp("two"))
 
 
@@ -115,3 +127,60 @@ def test_weights_that_stay_gathered_change_nothing(
     outcome = two["full-fsdp-unresharded"]
     assert "weights stay gathered after forward" in outcome.out
     assert_same(outcome, alone["full-single"], "fsdp", 2, FP32)
+
+
+@pytest.mark.parametrize("split", ["split-8x1", "split-1x8"])
+def test_the_split_of_a_batch_does_not_change_the_run(split: str, alone: dict[str, Outcome]) -> None:
+    assert_same(alone[split], alone["full-single"], "single", 1, FP32)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3"])
+def test_an_epoch_that_does_not_fill_its_last_batch_is_the_same_on_two_processes(
+    strategy: str, alone: dict[str, Outcome], two: dict[str, Outcome]
+) -> None:
+    outcome = two[f"seven-{strategy}"]
+    assert "the last one filled up with 1 empty row" in outcome.out
+    assert_same(outcome, alone["seven"], strategy, 2, FP32)
+    counted = [entry["supervised_tokens"] for entry in outcome.steps]
+    assert counted == [entry["supervised_tokens"] for entry in alone["seven"].steps]
+    assert counted[3] == 2 * counted[1]  # two epochs of the same seven rows, none repeated
+
+
+def test_recomputation_changes_nothing(alone: dict[str, Outcome], two: dict[str, Outcome]) -> None:
+    assert_same(two["recomputed"], alone["lora-single"], "ddp", 2, FP32)
+
+
+def test_the_evaluation_loss_depends_on_neither_batch_nor_processes(
+    alone: dict[str, Outcome], two: dict[str, Outcome]
+) -> None:
+    one, other = alone["evaluated"].report, two["evaluated"].report
+    assert one["eval_loss"] == pytest.approx(other["eval_loss"], rel=FP32)
+    assert one["loss"]["last"] == pytest.approx(other["loss"]["last"], rel=FP32)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "zero3"])
+def test_a_checkpoint_of_an_adapter_holds_no_base_weights(strategy: str, two: dict[str, Outcome]) -> None:
+    run = two[f"lora-{strategy}"].path
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    adapter = (run / "model" / "adapter_model.safetensors").stat().st_size
+    size = sum(file.stat().st_size for file in checkpoint.rglob("*") if "tokenizer" not in file.name)
+    # adapter, its two optimizer moments, and (DeepSpeed) a float32 master copy
+    assert size < 1.5 * (adapter + 3 * adapter) + 300_000
+    assert adapter > 500_000
+
+
+def test_a_saved_model_answers_like_every_other(alone: dict[str, Outcome], two: dict[str, Outcome]) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(embedded("tiny"))
+    chat = [{"role": "user", "content": "What is the opposite of big?"}]
+    prompt = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    answers = set()
+    for run in [alone["lora-single"], *(two[f"lora-{s}"] for s in ["ddp", *SHARDED])]:
+        base = AutoModelForCausalLM.from_pretrained(embedded("tiny"))
+        model = PeftModel.from_pretrained(base, run.path / "model")
+        answers.add(tuple(model.generate(**prompt, max_new_tokens=16, do_sample=False)[0].tolist()))
+    assert len(answers) == 1

@@ -1,0 +1,147 @@
+"""What a user meets first: help, refusals, verbs that are not built, output for scripts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.front_door import REPOSITORY, environment, finetune
+
+NOT_BUILT = [
+    "plan",
+    "doctor",
+    "rehearse",
+    "fetch",
+    "prepare",
+    "evaluate",
+    "generate",
+    "merge",
+    "report",
+    "scale",
+]
+
+
+def test_help_imports_no_heavy_library() -> None:
+    script = (
+        "import sys; from finetune.cli import main; assert main(['--help']) == 0\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'hydra', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage: python -m finetune" in done.stdout
+
+
+def test_a_config_error_is_told_without_torch_and_before_anything_is_made(tmp_path: Path) -> None:
+    script = (
+        "import sys; from finetune.cli import main\n"
+        "words = ['recipe=tiny_lora', 'trainer.max_stpes=3', 'adapter.r=0', 'trainer.global_batch_size=7']\n"
+        "code = main(words)\n"
+        "heavy = {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2, done.stderr
+    for said in ("3 problems in recipe 'tiny_lora'", "trainer.max_steps", "adapter.r=0", "Nearest: 6 or 8"):
+        assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_and_refusals_are_quick() -> None:
+    """Far from the promised half second and two seconds, so that a busy machine does not fail the test."""
+    started = time.monotonic()
+    finetune("--help", at=REPOSITORY)
+    helped = time.monotonic()
+    finetune("recipe=tiny_lora", "trainer.max_stpes=3", at=REPOSITORY, name="never")
+    assert helped - started < 2
+    assert time.monotonic() - helped < 6
+
+
+@pytest.mark.parametrize("verb", NOT_BUILT)
+def test_a_verb_that_is_not_built_says_so(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from finetune.cli import main
+
+    assert main([verb, "recipe=tiny_lora"]) == 2
+    assert f"finetune {verb} is not built yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["trian", "--jsn", "--multirun"])
+def test_a_stray_word_or_flag_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from finetune.cli import main
+
+    assert main([word, "recipe=tiny_lora"]) == 2
+    assert word in capsys.readouterr().err
+
+
+def test_a_dry_run_tells_the_arithmetic_and_makes_nothing(tmp_path: Path) -> None:
+    words = [
+        "recipe=tiny_lora",
+        "launch.num_processes=2",
+        "launch.device=cpu",
+        "distributed=zero2",
+        "--dry-run",
+    ]
+    done = finetune(*words, at=tmp_path)
+    assert done.code == 0, done.err
+    assert "global batch 16 = 2 per device x 2 processes x 4 accumulation" in done.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_prints_one_object_and_the_run_repeats_from_its_config(tmp_path: Path) -> None:
+    words = [
+        "recipe=tiny_lora",
+        "trainer.max_steps=3",
+        "launch.device=cpu",
+        f"output_dir={tmp_path / 'runs'}",
+    ]
+    command = [sys.executable, "-m", "finetune", *words, "run_name=first", "--json"]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["status"] == "completed"
+    assert report["run_dir"] == str(tmp_path / "runs" / "first")
+    assert report["batch"] == {"per_device": 2, "accumulation": 8, "processes": 1, "global": 16}
+    again = finetune(f"recipe={tmp_path / 'runs' / 'first' / 'config.yaml'}", at=tmp_path, name="again")
+    assert again.code == 0, again.err
+    first = finetune_losses(tmp_path / "runs" / "first")
+    assert again.losses == first
+    taken = finetune(*words[:-1], at=tmp_path, name="again")
+    assert taken.code == 2
+    assert "never writes into another one's folder" in taken.err
+
+
+def finetune_losses(run: Path) -> list[float]:
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
+
+
+def test_a_value_arrives_in_the_workers_as_it_was_typed(tmp_path: Path) -> None:
+    folder = tmp_path / "a b=c, d#e ü (1)"
+    folder.mkdir()
+    row = {"prompt": "x = 1 # <|im_end|>?", "completion": "ja, schön"}
+    (folder / "r'ows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    done = finetune(
+        "recipe=tiny_lora", "trainer.max_steps=1", f"data.train={folder / chr(114)}'ows.jsonl", at=tmp_path
+    )
+    assert done.code == 0, done.out + done.err
+    assert str(folder) in (done.path / "data.json").read_text(encoding="utf-8").encode().decode(
+        "unicode_escape"
+    )

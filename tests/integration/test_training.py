@@ -1,0 +1,107 @@
+"""Runs that must not end well, and what a good run leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.front_door import environment, finetune
+
+QUICK = ["recipe=tiny_lora", "trainer.max_steps=3", "launch.device=cpu"]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_step_and_the_rows(tmp_path: Path) -> None:
+    wild = ["trainer.learning_rate=1e30", "trainer.warmup_steps=0", "trainer.max_grad_norm=0"]
+    outcome = finetune("recipe=tiny_full", "trainer.max_steps=5", *wild, "launch.device=cpu", at=tmp_path)
+    assert outcome.code == 1
+    assert "step 2: the loss is nan" in outcome.err or "step 2: the loss is inf" in outcome.err
+    assert "Rows of this step on this rank" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert outcome.report["status"] == "failed"
+    assert not (outcome.path / "model").exists()
+
+
+def test_a_model_that_fails_its_checks_is_not_handed_over(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if any('finetune.training.worker' in word for word in sys.orig_argv):\n"
+        "    import finetune.model.export as export\n"
+        "    whole = export.get_peft_model_state_dict\n"
+        "    def lost(model, state_dict):\n"
+        "        kept = whole(model, state_dict=state_dict)\n"
+        "        return {name: t * 0 if 'lora_B' in name else t for name, t in kept.items()}\n"
+        "    export.get_peft_model_state_dict = lost\n",
+        encoding="utf-8",
+    )
+    path = f"{tmp_path}:{environment()['PYTHONPATH']}"
+    outcome = finetune(*QUICK, at=tmp_path, PYTHONPATH=path)
+    assert outcome.code == 1
+    assert "did not pass its checks" in outcome.err
+    assert outcome.report["status"] == "failed"
+    assert not all(check["passed"] for check in outcome.report["verified"])
+    assert not (outcome.path / "model").exists()
+    assert list((outcome.path / "checkpoints").glob("checkpoint-3/trainer_state.json"))
+
+
+def test_a_token_in_the_environment_is_written_nowhere(tmp_path: Path) -> None:
+    token = "hf_" + "q" * 34
+    outcome = finetune(*QUICK, at=tmp_path, HF_TOKEN=token)
+    assert outcome.code == 0, outcome.err
+    assert token not in outcome.out + outcome.err
+    files = [file for file in outcome.path.rglob("*") if file.is_file()]
+    assert len(files) > 10
+    assert [file for file in files if token.encode() in file.read_bytes()] == []
+    refused = finetune(*QUICK, f"trainer.hub_token={token}", at=tmp_path, name="refused")
+    assert refused.code == 2
+    assert token not in refused.out + refused.err
+
+
+def test_a_single_row_trains_on_two_processes_and_an_empty_file_is_refused(tmp_path: Path) -> None:
+    row = tmp_path / "row.jsonl"
+    row.write_text(
+        json.dumps({"prompt": "What is 1 plus 1?", "completion": "It is 2."}) + "\n", encoding="utf-8"
+    )
+    words = [f"data.train={row}", "trainer.per_device_train_batch_size=1", "trainer.global_batch_size=2"]
+    outcome = finetune(*QUICK, *words, "launch.num_processes=2", at=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert outcome.report["steps"] == 3
+    assert outcome.report["num_processes"]["actual"] == 2
+    row.write_text("", encoding="utf-8")
+    refused = finetune(*QUICK, *words, at=tmp_path, name="refused")
+    assert refused.code == 2
+    assert str(row) in refused.err
+    assert "Traceback" not in refused.err
+    assert not (tmp_path / "runs" / "refused" / "model").exists()
+
+
+def test_packed_rows_train_and_save(tmp_path: Path) -> None:
+    outcome = finetune(*QUICK, "data.packing=true", "trainer.global_batch_size=4", at=tmp_path)
+    assert outcome.code == 0, outcome.err
+    data = json.loads((outcome.path / "data.json").read_text(encoding="utf-8"))["train"]
+    assert data["packing_efficiency"] > 0.9
+    assert data["packed_rows"] < data["rows_used"]
+    assert all(check["passed"] for check in outcome.report["verified"])
+    assert outcome.steps[-1]["tokens"] > 3 * 4 * 200
+
+
+def test_a_run_leaves_what_the_contract_names(tmp_path: Path) -> None:
+    outcome = finetune(*QUICK, "seed=7", at=tmp_path)
+    assert outcome.code == 0, outcome.err
+    for name in (
+        "config.yaml",
+        "accelerate.yaml",
+        "data.json",
+        "environment.json",
+        "metrics.jsonl",
+        "report.json",
+    ):
+        assert (outcome.path / name).stat().st_size > 0
+    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json", "adapter_config.json"):
+        assert (outcome.path / "model" / name).exists()
+    fields = {"step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "supervised_tokens"}
+    assert all(fields <= entry.keys() for entry in outcome.steps)
+    report = outcome.report
+    assert report["memory"]["measured_bytes"][0]["resident"] > 10_000_000
+    assert report["optimizer"] == "torch.AdamW"
+    assert report["loss"]["first"] == outcome.losses[0]
+    assert len(report["verified"]) == 8
