@@ -103,6 +103,8 @@ def _deepspeed(traits: Traits) -> dict[str, Any]:
     return {
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
+        # with offload accelerate would put DeepSpeedCPUAdam in place of the optimizer that was asked for
+        "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": "auto"},
         "fp16": {"enabled": "auto"},
         "train_batch_size": "auto",

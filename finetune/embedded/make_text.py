@@ -54,7 +54,7 @@ CHAT_TEMPLATE = """\
 QUESTIONS = (
     "Mia has a red ball. Tom has a blue hat. What colour is the ball?",
     "What is the opposite of big?",
-    "Sam has 3 apples. Sam gets 2 more apples. How many apples does Sam have?",
+    "What is 7 plus 5?",
     "Who are you?",
 )
 SYSTEM_MESSAGES = (
@@ -187,7 +187,7 @@ def _write_untrained_model(folder: Path, tokenizer: PreTrainedTokenizerFast) -> 
     torch.manual_seed(SEED)
     config = Qwen3Config(
         **SHAPE,
-        initializer_range=0.08,  # near 1 / sqrt(hidden_size): from the usual 0.02 it learns far slower
+        initializer_range=0.08,  # near 1 / sqrt(hidden_size): it learns sooner than from the usual 0.02
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},  # rows are short
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

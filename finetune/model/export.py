@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -101,30 +102,10 @@ def save_words(
 
 
 def _groups(model: PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:
-    """The model's tensors, a layer at a time, tied copies once: what one weight conversion needs stays
-    together.
-    """
-    tied = set(model.all_tied_weights_keys) if hasattr(model, "all_tied_weights_keys") else set()
-    names = {name: tensor for name, tensor in model.named_parameters(remove_duplicate=True)}
-    persistent = set(model.state_dict_names()) if hasattr(model, "state_dict_names") else None
-    buffers = {
-        name: tensor
-        for name, tensor in model.named_buffers()
-        if _is_persistent(model, name) and (persistent is None or name in persistent)
-    }
-    group: dict[str, torch.Tensor] = {}
-    current = None
-    for name, tensor in {**names, **buffers}.items():
-        if name in tied and name not in names:
-            continue
-        layer = _layer_of(name)
-        if group and layer != current:
-            yield group
-            group = {}
-        current = layer
-        group[name] = tensor
-    if group:
-        yield group
+    """The model's tensors, tied ones once, layer by layer: what a weight conversion needs stays together."""
+    buffers = ((name, tensor) for name, tensor in model.named_buffers() if _is_persistent(model, name))
+    for _, tensors in groupby([*model.named_parameters(), *buffers], key=lambda named: _layer_of(named[0])):
+        yield dict(tensors)
 
 
 def _layer_of(name: str) -> str:

@@ -115,8 +115,11 @@ def checkpoint_class(config: PretrainedConfig) -> type[PreTrainedModel]:
 
 
 def quantization(adapter: AdapterConfig, compute: torch.dtype) -> BitsAndBytesConfig | None:
-    """None but for qlora. 4-bit or 8-bit weights. They are stored in the compute dtype, so that FSDP2 can shard them: in the
-    default uint8 accelerate leaves them out of the sharding and every process holds the whole model."""
+    """4-bit or 8-bit weights for qlora, else None.
+
+    4-bit weights are stored in the compute dtype, so that FSDP2 can shard them: in the default uint8
+    accelerate leaves them out of the sharding, and every process holds the whole model.
+    """
     if adapter.method is not Method.qlora:
         return None
     if adapter.bits == 8:
