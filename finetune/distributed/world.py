@@ -118,17 +118,16 @@ def open_process_group(engine: Engine, device: str, timeout_seconds: int) -> Wor
     """
     for name in [name for name in os.environ if name.startswith(LAUNCHER_PREFIXES)]:
         del os.environ[name]
-    if device == "cuda" and not torch.cuda.is_available():
-        raise refuse(
-            "launch.device=cuda",
-            "the driver shows a GPU, but torch cannot use it.",
-            "See what `python -c 'import torch; torch.zeros(1).cuda()'` says; no run falls back to the CPU.",
-            subject="the machine",
-        )
     if engine is Engine.none:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)
+        if device == "cuda":
+            # with several cards in sight the Trainer would wrap the model in nn.DataParallel
+            os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+            _need_cuda()
         return World(0, 0, 1)
+    if device == "cuda":
+        _need_cuda()
     if "RANK" not in os.environ:
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         os.environ.update(alone | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
@@ -151,6 +150,16 @@ def open_process_group(engine: Engine, device: str, timeout_seconds: int) -> Wor
         # layer
         deepspeed.init_distributed(dist_backend="nccl" if device == "cuda" else "gloo", verbose=False)
     return world
+
+
+def _need_cuda() -> None:
+    if not torch.cuda.is_available():
+        raise refuse(
+            "launch.device=cuda",
+            "the driver shows a GPU, but torch cannot use it.",
+            "See what `python -c 'import torch; torch.zeros(1).cuda()'` says; no run falls back to the CPU.",
+            subject="the machine",
+        )
 
 
 def _own_card(world: World) -> None:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
+import safetensors.torch
 import torch
 from peft import PeftModel, get_peft_model_state_dict
-from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
@@ -78,13 +79,21 @@ def save_adapter(model: PeftModel, folder: Path, dtype: torch.dtype, is_main: bo
             model, state_dict={n: t for n, t in gathered.items() if t is not None}
         )
         tensors = {name: _as_stored(tensor, dtype).contiguous() for name, tensor in tensors.items()}
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, folder / "adapter_model.safetensors")
         written.note(tensors)
         config = model.peft_config["default"]
         trained_for_inference, config.inference_mode = config.inference_mode, True
         config.save_pretrained(str(folder))
         config.inference_mode = trained_for_inference
     return written
+
+
+def save_file(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write one file of weights, readable like any other file: safetensors makes it the owner's alone."""
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 def save_words(
@@ -179,7 +188,7 @@ class _Shards:
         )
 
     def _flush(self) -> None:
-        save_file(self.buffer, self._part(len(self.files)), metadata={"format": "pt"})
+        save_file(self.buffer, self._part(len(self.files)))
         self.files.append(list(self.buffer))
         self.buffer, self.buffered_bytes = {}, 0
 

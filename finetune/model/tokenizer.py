@@ -170,7 +170,8 @@ def _no_tokenizer(model: ModelConfig, folder: Path, options: dict[str, Any], err
         why = f"no tokenizer could be read from {folder.absolute()}, which holds: {files}"
         fix = f"It needs tokenizer.json (and tokenizer_config.json). The library said: {reason}"
     elif "local_files_only" in options:
-        why = f"it is not in this machine's hub cache, and {hub.endpoint()} cannot be reached"
+        why = f"there is no folder {folder.absolute()}; it is not in this machine's hub cache either, and "
+        why += f"{hub.endpoint()} cannot be reached"
         fix = "Download it where there is a network, and give the folder's path."
     elif "gated" in str(error) or "401" in str(error) or "403" in str(error):
         why = "the hub does not let this account read it (gated or private)"

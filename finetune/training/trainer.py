@@ -16,6 +16,9 @@ from finetune.data.windows import WindowSampler
 from finetune.errors import RunFailed
 from finetune.training.rows import IGNORED, PreparedRows, RowLoader, row_lengths, supervised_counts
 
+FP16_OVERFLOWS = 40
+"""Overflows in a row while the loss scale is halved from its start of 65536 (each norm is seen twice)."""
+
 
 class RunTrainer(SFTTrainer):
     """SFTTrainer on prepared rows.
@@ -41,6 +44,7 @@ class RunTrainer(SFTTrainer):
         self.seen_supervised = 0
         self._step_started = time.perf_counter()
         self._logged_tokens = 0
+        self._overflows = 0
 
     def get_train_dataloader(self) -> DataLoader[dict[str, Any]]:
         return self._row_loader(self.train_dataset, self.sampler)
@@ -152,7 +156,12 @@ class RunTrainer(SFTTrainer):
         )
 
     def _finite_norm(self, norm: Any) -> Any:
-        if norm is not None and not np.isfinite(float(norm)):
+        """A norm that is not finite ends the run; in fp16 when lowering the loss scale does not help."""
+        if norm is None or np.isfinite(float(norm)):
+            self._overflows = 0
+            return norm
+        self._overflows += 1
+        if not self.args.fp16 or self._overflows > FP16_OVERFLOWS:
             raise self._not_finite("gradient norm", float(norm))
         return norm
 
