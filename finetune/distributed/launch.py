@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any
 
@@ -59,9 +59,10 @@ class Workers:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Workers:
-        for number in STOPPING:
-            self._handlers[number] = signal.signal(number, self._on_signal)
-        self._handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        if current_thread() is main_thread():  # elsewhere signals stay with whoever owns them
+            for number in STOPPING:
+                self._handlers[number] = signal.signal(number, self._on_signal)
+            self._handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.run_dir.logs.mkdir(exist_ok=True)
         with self.run_dir.launcher_log.open("ab") as launcher_log:
             self.process = subprocess.Popen(

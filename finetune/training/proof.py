@@ -71,9 +71,10 @@ def lines(found: Running, ranks: list[Evidence], facts: RunFacts, max_steps: int
     seen = ranks[0]
     held = ", ".join(f"{rank.weights_held:.0%}" for rank in ranks)
     resharding = "" if found.reshard_after_forward is not False else ", weights stay gathered after forward"
+    processes = f"{found.num_processes} process{'es' * (found.num_processes > 1)}"
     share = seen.trainable_parameters / seen.total_parameters
     return [
-        f"runs      {found.strategy} on {found.num_processes} processes, device {found.device}"
+        f"runs      {found.strategy} on {processes}, device {found.device}"
         f" ({seen.wrapped_by}{resharding}); weights held per process: {held}",
         f"precision {found.precision}: trained weights {seen.trained_dtype}, masters {seen.master_dtype}",
         f"optimizer {seen.optimizer}; trained: {seen.trainable_parameters:,} of {seen.total_parameters:,}"
