@@ -6,6 +6,7 @@ import json
 import sys
 
 from finetune.distributed.outer import outer_launch
+from finetune.errors import UserError
 from finetune.report.record import read_report
 from finetune.training.start import check_run
 from finetune.words import Words
@@ -20,6 +21,11 @@ def main(words: Words) -> int:
     if outer is not None:
         from finetune.training.join import join
 
+        if words.flags & {"--dry-run", "--json"}:
+            raise UserError(
+                f"--dry-run and --json are answered by one process, and {outer.launcher} started this one.\n"
+                "    Use them with python -m finetune."
+            )
         join(overrides, outer, say)
     run = check_run(overrides)
     for line in [*run.composed.notes, *run.facts.lines]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from finetune.config.devices import Devices
 from finetune.config.schema import Method, RunConfig, Strategy
+from finetune.config.strategy import TRAITS, Engine
 from finetune.errors import Problem
 
 COMMAND_LINE = "command line"
-FSDP = (Strategy.fsdp, Strategy.fsdp_offload)
-DEEPSPEED = (Strategy.zero1, Strategy.zero2, Strategy.zero2_offload, Strategy.zero3, Strategy.zero3_offload)
-OFFLOAD = (Strategy.fsdp_offload, Strategy.zero2_offload, Strategy.zero3_offload)
+FSDP = tuple(s for s, t in TRAITS.items() if t.engine is Engine.fsdp2)
+DEEPSPEED = tuple(s for s, t in TRAITS.items() if t.engine is Engine.deepspeed)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,13 @@ from finetune.config.devices import Devices
 from finetune.config.precision import resolve_precision
 from finetune.config.ranges import out_of_range
 from finetune.config.rules_launch import check_launch, choose_device, choose_processes, choose_strategy
-from finetune.config.rules_model import check_adapter, check_model, effective_positions, model_facts
+from finetune.config.rules_model import (
+    check_adapter,
+    check_masters,
+    check_model,
+    effective_positions,
+    model_facts,
+)
 from finetune.config.rules_trainer import check_data, check_tracking, check_trainer
 from finetune.config.schema import RunConfig, Strategy
 from finetune.errors import Problem, Refusal
@@ -97,6 +103,7 @@ def _judge(
     check_model(case, model)
     precision = resolve_precision(config, devices, case.device, case.problems)
     check_adapter(case, model, precision)
+    check_masters(case, precision)
     batch = resolve_batch(config.trainer, case.processes, case.problems)
     rate = resolve_learning_rate(config.trainer, batch, case.problems)
     check_trainer(case, batch)

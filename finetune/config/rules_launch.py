@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 
-from finetune.config.case import DEEPSPEED, FSDP, OFFLOAD, Case
+from finetune.config.case import DEEPSPEED, FSDP, Case
 from finetune.config.packages import installed
 from finetune.config.schema import Device, Strategy
 
@@ -104,6 +104,12 @@ def _machines(case: Case) -> None:
         case.refuse(
             f"launch.num_machines={launch.num_machines}", why, "Set launch.main_process_ip to its address."
         )
+    if case.config.run_name is None:
+        case.refuse(
+            f"launch.num_machines={launch.num_machines}",
+            "the machines meet in one run folder on storage that they share, and it has no name yet",
+            "Set run_name, the same on every machine.",
+        )
     if launch.machine_rank >= launch.num_machines:
         why = f"machines are numbered 0 to {launch.num_machines - 1}"
         case.refuse(f"launch.machine_rank={launch.machine_rank}", why)
@@ -137,12 +143,10 @@ def _deepspeed(case: Case) -> None:
             "needs deepspeed, which is not installed",
             "Install it: pip install deepspeed",
         )
-    compiles = case.strategy in OFFLOAD or case.device == "cpu"
     compiler = os.environ.get("CXX", "g++")
-    if compiles and shutil.which(compiler) is None:
-        where = "on CPU" if case.device == "cpu" else "with offload"
+    if case.device == "cpu" and shutil.which(compiler) is None:
         case.refuse(
             f"distributed={name}",
-            f"{where} DeepSpeed compiles an operation with {compiler}, which is not here",
+            f"on CPU DeepSpeed compiles an operation with {compiler}, which is not here",
             "Install g++ (Debian, Ubuntu: apt-get install g++), or use an fsdp strategy.",
         )

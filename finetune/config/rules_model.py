@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune.config.case import FSDP, Case
+from finetune.config.case import DEEPSPEED, FSDP, Case
 from finetune.config.packages import bitsandbytes_problem
 from finetune.config.precision import Precision
 from finetune.config.schema import Method, ModelConfig, Strategy
@@ -174,3 +174,13 @@ def _local_config(name_or_path: str) -> dict[str, Any]:
     except ValueError:
         return {}  # told when the model is loaded, with the library's own words
     return stored if isinstance(stored, dict) else {}
+
+
+def check_masters(case: Case, precision: Precision) -> None:
+    """DeepSpeed always keeps float32 master weights: it cannot train without them."""
+    if case.strategy in DEEPSPEED and precision.trained_dtype != "float32":
+        case.refuse(
+            f"model.dtype={precision.trained_dtype} with distributed={case.strategy.value}",
+            "DeepSpeed keeps a float32 copy of trained weights all the same",
+            "Use single, ddp or fsdp, or leave model.dtype out.",
+        )

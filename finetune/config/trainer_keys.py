@@ -88,6 +88,7 @@ OWNED_ELSEWHERE: dict[str, str] = {
     "do_train": _VERB,
     "do_eval": _VERB,
     "do_predict": _VERB,
+    "disable_tqdm": "each logged step is a line; use trainer.logging_steps",
     "logging_nan_inf_filter": "a loss that is not finite always stops the run",
     "prediction_loss_only": _LOSS_ONLY,
     "include_for_metrics": _LOSS_ONLY,

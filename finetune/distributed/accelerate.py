@@ -14,7 +14,7 @@ import yaml
 
 from finetune.config.rules import RunFacts
 from finetune.config.schema import DistributedConfig, LaunchConfig, Strategy
-from finetune.distributed.strategy import TRAITS, Engine, Traits
+from finetune.config.strategy import TRAITS, Engine, Traits
 
 MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -21,9 +20,9 @@ import psutil
 
 from finetune.config.rules import RunFacts
 from finetune.config.schema import LaunchConfig
+from finetune.distributed.parent import end_with_parent
 from finetune.paths import RunDir
 
-PR_SET_PDEATHSIG = 1
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 GRACE_SECONDS = 10.0
 """How long the other ranks may take to end after one has failed."""
@@ -56,6 +55,8 @@ class Workers:
         self.launch = launch
         self.relay = relay
         self.received = 0
+        self.preparing = True
+        """Until `wait`: the parent itself is at work, and a signal ends it."""
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Workers:
@@ -73,7 +74,7 @@ class Workers:
                 env=worker_environment(self.facts, self.launch),
                 # a session of their own: Ctrl-C reaches this process alone, which passes it on to the workers
                 start_new_session=True,
-                preexec_fn=_end_with_this_process,
+                preexec_fn=end_with_parent,
             )
         if self.relay is not None:
             self._relaying = Thread(target=self._pass_on, args=(self.relay,), daemon=True)
@@ -87,6 +88,7 @@ class Workers:
 
     def wait(self) -> Ended:
         """Wait for the end of all workers; after one has failed the others get `GRACE_SECONDS`."""
+        self.preparing = False
         failed_at: float | None = None
         while self.process.poll() is None:
             time.sleep(0.1)
@@ -111,10 +113,10 @@ class Workers:
         failure = first_failure(self.run_dir)
         if failure is not None:
             return Ended(failure["exit_code"], failure["rank"], failure["told"])
-        if self.received:
-            return Ended(128 + self.received)
         if code == 0:
             return Ended(0)
+        if self.received:
+            return Ended(128 + self.received)
         rank, why = silent_death(self.run_dir.launcher_log)
         return Ended(1, rank, why)
 
@@ -124,6 +126,8 @@ class Workers:
             relay(line.decode("utf-8", errors="replace").rstrip("\n"))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.preparing:
+            raise SystemExit(128 + number)  # nothing to save yet; leaving the block ends the workers
         if self.received:
             self.kill()
             return
@@ -228,8 +232,3 @@ class _Gone:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
         return kind is not None and issubclass(kind, psutil.Error)
-
-
-def _end_with_this_process() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

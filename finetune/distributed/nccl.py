@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
-NO_PEER_TO_PEER = re.compile(r"RTX (40|50)\d\d\b")
+NO_PEER_TO_PEER = re.compile(r"GeForce RTX (40|50)\d\d\b")
 """GeForce cards without peer-to-peer access between GPUs, on any driver: NCCL hangs or fails when it tries.
 
 accelerate turns it off for the RTX 40 series on old drivers alone, and under torchrun raises an error

@@ -7,7 +7,7 @@ torchrun sets no ACCELERATE_*; an FSDP file with use_cpu sets ACCELERATE_USE_FSD
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +33,8 @@ class OuterLaunch:
     strategy: Strategy | None
     on_cpu: bool
     notes: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    """What it demands that is not offered here."""
 
 
 def outer_launch(environment: Mapping[str, str] = os.environ) -> OuterLaunch | None:
@@ -47,6 +49,7 @@ def outer_launch(environment: Mapping[str, str] = os.environ) -> OuterLaunch | N
         strategy=strategy,
         on_cpu=_true(environment, "ACCELERATE_USE_CPU"),
         notes=notes,
+        problems=tuple(_not_offered(environment)),
     )
 
 
@@ -113,14 +116,37 @@ def _default_config_file(environment: Mapping[str, str]) -> str:
     return str(Path(home, "accelerate", "default_config.yaml").expanduser())
 
 
+def _not_offered(environment: Mapping[str, str]) -> Iterator[Problem]:
+    """DeepSpeed settings that this run would otherwise drop without a word."""
+    if not _true(environment, "ACCELERATE_USE_DEEPSPEED"):
+        return
+    file = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    if file.lower() != "none":
+        yield Problem(
+            f"deepspeed_config_file={file}",
+            "a DeepSpeed file of one's own is not read: its numbers would stand beside those of trainer.",
+            "Use distributed=zero1, zero2, zero3 or their offload variants, and trainer.* for the numbers.",
+        )
+    stage = environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    if stage not in ("1", "2", "3") or (stage == "1" and _offloads(environment)):
+        what = "zero_stage=1 with offload" if stage == "1" else f"zero_stage={stage}"
+        yield Problem(
+            what, "there is no such strategy here.", "Use stage 2 or 3 with offload, 1 without, or ddp."
+        )
+
+
+def _offloads(environment: Mapping[str, str]) -> bool:
+    devices = (
+        environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE") for part in ("OPTIMIZER", "PARAM")
+    )
+    return any(device not in (None, "none") for device in devices)
+
+
 def _strategy(environment: Mapping[str, str]) -> tuple[Strategy | None, tuple[str, ...]]:
     if _true(environment, "ACCELERATE_USE_DEEPSPEED"):
         stage = environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
-        offloads = any(
-            environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") != "none"
-            for part in ("OPTIMIZER", "PARAM")
-        )
-        return Strategy(f"zero{stage}{'_offload' if offloads and stage != '1' else ''}"), ()
+        name = f"zero{stage}_offload" if _offloads(environment) else f"zero{stage}"
+        return (Strategy(name) if name in Strategy.__members__ else None), ()
     if _true(environment, "ACCELERATE_USE_FSDP"):
         offload = _true(environment, "FSDP_OFFLOAD_PARAMS")
         notes: tuple[str, ...] = ()

@@ -8,18 +8,22 @@ process for two, and neither says a word.
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from peft import PeftModel
+from torch._dynamo import OptimizedModule
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from finetune.config.schema import Strategy
 from finetune.distributed.world import gather_objects
-from finetune.errors import Problem, Refusal
+from finetune.errors import Problem, Refusal, RunFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class Running:
     strategy: str
     reshard_after_forward: bool | None
     precision: str
+    master_dtype: str
+    """Dtype of the weights that the optimizer updates."""
     global_batch_size: int
     device: str
 
@@ -45,8 +51,8 @@ class Evidence:
     optimizer: str
     trainable_parameters: int
     total_parameters: int
-    trained_dtype: str
-    master_dtype: str
+    card: str
+    """Which card this rank computes on, over all machines; empty on CPU."""
     weights_held: float
     """Share of the model's weights that this rank holds, 0.0 to 1.0."""
     untrained: tuple[str, ...]
@@ -60,13 +66,11 @@ def verify_all_ranks(asked: Running, found: Running, evidence: Evidence) -> list
     everyone = gather_objects((found, evidence))
     problems = []
     for rank, (running, seen) in enumerate(everyone):
-        expected = replace(asked, device=_own_device(asked.device, rank, running.device))
+        wanted, is_so = asked.as_dict(), running.as_dict()
         problems += [
-            Problem(
-                f"rank {rank}: {name}={getattr(running, name)}", f"{getattr(expected, name)} was asked for."
-            )
-            for name in expected.as_dict()
-            if getattr(running, name) != getattr(expected, name)
+            Problem(f"rank {rank}: {name}={is_so[name]}", f"{wanted[name]} was asked for.")
+            for name in wanted
+            if is_so[name] != wanted[name]
         ]
         if seen.trainable_parameters == 0:
             problems.append(
@@ -76,6 +80,8 @@ def verify_all_ranks(asked: Running, found: Running, evidence: Evidence) -> list
             names = ", ".join(seen.untrained[:5])
             problems.append(Problem(f"rank {rank}: {names}", "trainable, but not once in the optimizer."))
     problems += _shared_rows([seen.rows for _, seen in everyone])
+    cards = Counter(seen.card for _, seen in everyone if seen.card)
+    problems += [Problem(f"card {card}", f"{n} ranks share it.") for card, n in cards.items() if n > 1]
     if problems:
         raise Refusal(problems, "what runs (it is not what was asked for; nothing was trained)")
     return [seen for _, seen in everyone]
@@ -83,6 +89,7 @@ def verify_all_ranks(asked: Running, found: Running, evidence: Evidence) -> list
 
 def inspect(model: Any, optimizer: Any, accelerator: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read strategy, precision and parameters off the wrapped model and the optimizer that really run."""
+    model = model._orig_mod if isinstance(model, OptimizedModule) else model
     engine = model if type(model).__name__ == "DeepSpeedEngine" else None
     parameters = list(model.named_parameters())
     trainable = [(name, p) for name, p in parameters if p.requires_grad]
@@ -90,8 +97,9 @@ def inspect(model: Any, optimizer: Any, accelerator: Any) -> tuple[dict[str, Any
         "num_processes": dist.get_world_size() if dist.is_initialized() else 1,
         "strategy": _strategy(model).value,
         "reshard_after_forward": _reshards(model) if isinstance(model, FSDPModule) else None,
-        "precision": _precision(engine, accelerator),
-        "device": "cpu" if accelerator.device.type == "cpu" else str(accelerator.device),
+        "precision": _precision(engine, accelerator, [p for _, p in trainable]),
+        "master_dtype": _dtypes(_masters(engine) if engine is not None else [p for _, p in trainable]),
+        "device": accelerator.device.type,
     }
     total, held = sum(_size(p) for _, p in parameters), sum(_held(p) for _, p in parameters)
     evidence = {
@@ -99,8 +107,7 @@ def inspect(model: Any, optimizer: Any, accelerator: Any) -> tuple[dict[str, Any
         "optimizer": _optimizer_name(optimizer),
         "trainable_parameters": sum(_size(p) for _, p in trainable),
         "total_parameters": total,
-        "trained_dtype": _dtypes(p for _, p in trainable),
-        "master_dtype": "float32" if engine is not None else _dtypes(p for _, p in trainable),
+        "card": _card(accelerator.device),
         "weights_held": held / total,
         "untrained": _untrained(trainable, optimizer, engine),
     }
@@ -118,7 +125,11 @@ def _strategy(model: Any) -> Strategy:
         groups = [group for state in states for group in state._fsdp_param_groups]
         offloads = any(type(group.offload_policy).__name__ == "CPUOffloadPolicy" for group in groups)
         return Strategy.fsdp_offload if offloads else Strategy.fsdp
-    return Strategy.ddp if type(model).__name__ == "DistributedDataParallel" else Strategy.single
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return Strategy.ddp
+    if isinstance(model, PreTrainedModel | PeftModel):
+        return Strategy.single
+    raise RunFailed(f"the model is wrapped in {type(model).__name__}, which no strategy here uses")
 
 
 def _reshards(model: torch.nn.Module) -> bool:
@@ -128,11 +139,14 @@ def _reshards(model: torch.nn.Module) -> bool:
     return any(group.post_forward_mesh_info is not None for group in groups)
 
 
-def _precision(engine: Any, accelerator: Any) -> str:
+def _precision(engine: Any, accelerator: Any, trainable: list[Any]) -> str:
     if engine is not None:
         return "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32"
     named = str(accelerator.mixed_precision)
-    return "fp32" if named == "no" else named
+    if named != "no":
+        return named
+    # without autocast the weights' own dtype is what is computed in
+    return {"bfloat16": "bf16", "float16": "fp16"}.get(_dtypes(trainable), "fp32")
 
 
 def _optimizer_name(optimizer: Any) -> str:
@@ -172,11 +186,18 @@ def _dtypes(parameters: Any) -> str:
     return " and ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})) or "none"
 
 
-def _own_device(asked: str, rank: int, found: str) -> str:
-    """Each process has a card of its own: `cuda:N` with N the rank on its machine."""
-    if asked != "cuda":
-        return asked
-    return f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.device_count() > 1 else found
+def _masters(engine: Any) -> list[torch.Tensor]:
+    """The flat partitions that DeepSpeed's optimizer steps on."""
+    zero = engine.optimizer
+    if engine.zero_optimization_stage() == 3:
+        return list(zero.fp32_partitioned_groups_flat)
+    return list(zero.single_partition_of_fp32_groups)
+
+
+def _card(device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    return f"{socket.gethostname()}/{torch.cuda.get_device_properties(device).uuid}"
 
 
 def _shared_rows(rows: list[tuple[int, ...]]) -> list[Problem]:

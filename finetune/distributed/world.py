@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from finetune.config.strategy import Engine
 from finetune.distributed.nccl import peer_to_peer_settings
 from finetune.distributed.outer import LAUNCHER_PREFIXES
-from finetune.distributed.strategy import Engine
 from finetune.errors import refuse
 
 log = logging.getLogger(__name__)

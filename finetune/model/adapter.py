@@ -29,7 +29,9 @@ class Targets:
     """peft's `exclude_modules`: a pattern for modules of the same name outside the language model."""
 
 
-def attach_adapter(model: PreTrainedModel, adapter: AdapterConfig, seed: int) -> PreTrainedModel | PeftModel:
+def attach_adapter(
+    model: PreTrainedModel, adapter: AdapterConfig, seed: int, revision: str | None = None
+) -> PreTrainedModel | PeftModel:
     """Return the model with a trainable float32 adapter, the same on every process; unchanged for full fine-
     tuning.
     """
@@ -39,7 +41,7 @@ def attach_adapter(model: PreTrainedModel, adapter: AdapterConfig, seed: int) ->
     if adapter.init_from is not None:
         attached = PeftModel.from_pretrained(model, adapter.init_from, is_trainable=True)
     else:
-        attached = get_peft_model(model, lora_config(model, adapter))
+        attached = get_peft_model(model, lora_config(model, adapter), revision=revision)
     for parameter in attached.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from finetune.config.rules import RunFacts
+from finetune.config.schema import RunConfig
+from finetune.errors import refuse
 
 PER_DOCUMENT = "sdpa_per_document"
 
@@ -33,13 +36,30 @@ class Attention:
 
 
 def choose_attention(
+    model_class: type[PreTrainedModel], checkpoint: PretrainedConfig, config: RunConfig, facts: RunFacts
+) -> Attention:
+    """The best kernel installed for this model; packing is refused where rows would see each other."""
+    chosen = _choose(model_class, checkpoint, config.model.attn_implementation, facts)
+    if config.data.packing and not chosen.padding_free:
+        raise refuse(
+            "data.packing=true",
+            f"with attention {chosen.implementation or 'of this model'} packed rows would see each other.",
+            "Leave data.packing out; or model.attn_implementation, where it was set.",
+            subject="the model",
+        )
+    return chosen
+
+
+def _choose(
     model_class: type[PreTrainedModel], config: PretrainedConfig, asked: str | None, facts: RunFacts
 ) -> Attention:
-    """The best kernel installed for this model.
+    """The kernel, and whether documents stay apart in it.
 
     Layers that carry a state along the row (linear attention, convolutions) leak from document to document in
     a flattened batch, so their models keep padded batches.
     """
+    if not issubclass(model_class, PreTrainedModel):  # code that ships with the checkpoint
+        return Attention(asked, False)
     text = config.get_text_config()
     layer_types = set(text.to_dict().get("layer_types") or ["full_attention"])
     separable = (
@@ -79,7 +99,7 @@ def per_document_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
         )
-    lengths = cu_seq_lens_q.diff().tolist()
+    lengths = document_lengths(cu_seq_lens_q)
     window = kwargs.get("sliding_window")
     documents = zip(*(states.split(lengths, dim=2) for states in (query, key, value)), strict=True)
     attended = [
@@ -96,6 +116,17 @@ def per_document_attention(
         for (q, k, v), length in zip(documents, lengths, strict=True)
     ]
     return torch.cat(attended, dim=2).transpose(1, 2).contiguous(), None
+
+
+_lengths: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def document_lengths(borders: torch.Tensor) -> list[int]:
+    """Tokens of each document; read from the card once a batch, not once a layer."""
+    if borders not in _lengths:
+        _lengths[borders] = borders.diff().tolist()
+    lengths: list[int] = _lengths[borders]
+    return lengths
 
 
 def _band(length: int, window: int, device: torch.device) -> torch.Tensor:

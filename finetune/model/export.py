@@ -45,10 +45,12 @@ class Written:
 
 
 def checksum(tensor: torch.Tensor) -> float:
-    """A float64 sum that also depends on the order of the elements."""
-    flat = tensor.detach().reshape(-1).double()
-    weights = torch.arange(1, flat.numel() + 1, dtype=torch.float64).remainder_(251.0)
-    return float(torch.dot(flat, weights))
+    """A float64 sum that also depends on the order of the elements, taken in small pieces on the CPU."""
+    total = 0.0
+    for piece in tensor.detach().reshape(-1).split(251 * 2**14):
+        weights = torch.arange(1, piece.numel() + 1, dtype=torch.float64).remainder_(251.0)
+        total += float(torch.dot(piece.cpu().double(), weights))
+    return total
 
 
 def save_full(model: PreTrainedModel, folder: Path, dtype: torch.dtype, is_main: bool) -> Written:

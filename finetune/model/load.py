@@ -51,9 +51,7 @@ def load_model(
     dtype = getattr(torch, facts.trained_dtype if full else facts.frozen_dtype)
     checkpoint_dtype = _checkpoint_dtype(config)
     quantised = None if full else quantization(adapter, COMPUTE_DTYPE[facts.precision])
-    loaded = open_weights(
-        config, model, dtype, quantised, facts.device, attn_implementation=attention.implementation
-    )
+    loaded = open_weights(config, model, dtype, quantised, attn_implementation=attention.implementation)
     loaded.config.use_cache = False
     if not full:
         loaded.requires_grad_(False)
@@ -66,14 +64,14 @@ def open_weights(
     model: ModelConfig,
     dtype: torch.dtype,
     quantised: BitsAndBytesConfig | None,
-    device: str,
     **options: Any,
 ) -> PreTrainedModel:
-    """The weights that `model` names: on the CPU, or, quantised, on this process's own card."""
+    """The weights that `model` names, on the CPU; transformers puts quantised ones on this process's card.
+
+    A `device_map` of ours would be refused under ZeRO-3.
+    """
     if quantised is not None:
         options["quantization_config"] = quantised
-        if device == "cuda":
-            options["device_map"] = {"": torch.cuda.current_device()}
     else:
         options |= _stored_quantised(config, model)
     if model.gguf_file is not None:
@@ -106,11 +104,16 @@ def model_config(model: ModelConfig) -> PretrainedConfig:
 
 
 def checkpoint_class(config: PretrainedConfig) -> type[PreTrainedModel]:
-    """The class that the checkpoint names: a multimodal one keeps its towers, so that the export is whole."""
+    """The class that the checkpoint names: a multimodal one keeps its towers, so that the export is whole.
+
+    `AutoModelForCausalLM` for code that ships with the checkpoint.
+    """
     for name in config.architectures or []:
         candidate = getattr(transformers, name, None)
         if candidate is not None and candidate.can_generate():
             return candidate
+    if type(config) in AutoModelForCausalLM._model_mapping:
+        return AutoModelForCausalLM._model_mapping[type(config)]
     return AutoModelForCausalLM
 
 

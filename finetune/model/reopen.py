@@ -51,21 +51,22 @@ class LiveModel:
 
 def check_tensors(folder: Path, written: Written, live: LiveModel, trained: bool) -> list[Check]:
     """Open every file of weights and hold each tensor against what was gathered from the live model."""
-    found: dict[str, torch.Tensor] = {}
     sums: dict[str, float] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     empty, not_finite = [], []
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
                 tensor = opened.get_tensor(name)
-                found[name] = torch.empty(tensor.shape, device="meta")
                 sums[name] = checksum(tensor)
+                shapes[name] = tuple(tensor.shape)
                 if tensor.numel() == 0:
                     empty.append(name)
                 if not bool(torch.isfinite(tensor).all()):
                     not_finite.append(name)
     missing = sorted(set(written.sums) - set(sums))
-    changed = sorted(n for n in set(sums) & set(written.sums) if sums[n] != written.sums[n])
+    both = set(sums) & set(written.sums)
+    changed = sorted(n for n in both if (sums[n], shapes[n]) != (written.sums[n], written.shapes[n]))
     checks = [
         _listed(
             "all tensors are there",
@@ -110,7 +111,7 @@ def check_loss(
     same = math.isfinite(loss) and (difference <= tolerance or abs(loss - live.loss) <= tolerance * 1e-1)
     stops = reopened.generation_config.eos_token_id
     stops = stops if isinstance(stops, list) else [stops]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
     right = "generation stops where the training data stops"
     return [
         Check("reopened loss equals the live loss", same, detail),
@@ -125,8 +126,8 @@ def open_saved(
     """A fresh load of a saved model: the folder alone, or its adapter on the base model."""
     if adapter.method is Method.full:
         whole = ModelConfig(name_or_path=str(folder), trust_remote_code=model.trust_remote_code)
-        return _on_card(open_weights(model_config(whole), whole, compute, None, device), device)
-    base = open_weights(model_config(model), model, compute, quantization(adapter, compute), device)
+        return _on_card(open_weights(model_config(whole), whole, compute, None), device)
+    base = open_weights(model_config(model), model, compute, quantization(adapter, compute))
     generation = base.generation_config.from_pretrained(folder)
     opened = PeftModel.from_pretrained(base, str(folder))
     opened.base_model.model.generation_config = generation

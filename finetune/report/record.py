@@ -32,13 +32,13 @@ def read_report(run_dir: RunDir) -> dict[str, Any]:
     return content
 
 
-def report_failure(run_dir: RunDir, told: str) -> None:
-    """Mark a run as failed, keeping what is known of it."""
+def report_end(run_dir: RunDir, status: str, told: str) -> None:
+    """Mark a run as `failed` or `interrupted`, keeping what is known of it."""
     known = read_report(run_dir) if run_dir.report.exists() else {}
-    Report(run_dir, {**known, "status": "failed", "error": told}).write()
+    Report(run_dir, {**known, "status": status, "error": told}).write()
 
 
-def summary(history: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(history: list[dict[str, Any]], steps_made: int) -> dict[str, Any]:
     """Loss, speed and tokens from the logged steps.
 
     `tokens_per_second` leaves the first step out (it pays for warm-up), unless there is no other.
@@ -47,7 +47,7 @@ def summary(history: list[dict[str, Any]]) -> dict[str, Any]:
     evaluations = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
     speeds = [entry["tokens_per_second"] for entry in steps[1:] or steps if "tokens_per_second" in entry]
     result: dict[str, Any] = {
-        "steps": steps[-1]["step"] if steps else 0,
+        "steps": steps_made,
         "loss": {"first": steps[0]["loss"], "last": steps[-1]["loss"]} if steps else None,
         "tokens_per_second": sorted(speeds)[len(speeds) // 2] if speeds else None,
         "supervised_tokens": steps[-1]["supervised_tokens"] if steps else 0,

@@ -17,7 +17,7 @@ def sft_arguments(config: RunConfig, facts: RunFacts, run_dir: RunDir, attention
 
     It must exist before the model is loaded: under ZeRO-3 it is what makes weights load already sharded.
     """
-    return SFTConfig(
+    arguments = SFTConfig(
         **sft_values(config.trainer)
         | {
             "output_dir": str(run_dir.checkpoints),
@@ -26,7 +26,9 @@ def sft_arguments(config: RunConfig, facts: RunFacts, run_dir: RunDir, attention
             "learning_rate": facts.learning_rate,
             "per_device_train_batch_size": facts.batch.per_device,
             "gradient_accumulation_steps": facts.batch.accumulation,
-            "bf16": facts.precision == "bf16",
+            # weights held in bfloat16 are computed in it without autocast, and without the float32 copies
+            # that accelerate makes under FSDP when mixed precision is on
+            "bf16": facts.precision == "bf16" and facts.trained_dtype != "bfloat16",
             "fp16": facts.precision == "fp16",
             "use_cpu": facts.device == "cpu",
             "report_to": []
@@ -49,3 +51,7 @@ def sft_arguments(config: RunConfig, facts: RunFacts, run_dir: RunDir, attention
         },
         **trainer_arguments(facts.strategy, config.distributed),
     )
+    if arguments.n_gpu > 1:
+        # several cards in sight of one process: the Trainer would wrap the model in nn.DataParallel
+        arguments._n_gpu = 1
+    return arguments

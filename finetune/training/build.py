@@ -58,7 +58,11 @@ def record_training(report: Report, trainer: RunTrainer, facts: RunFacts, *, int
     memory = gather_objects(peak_memory_bytes(facts.device))
     if trainer.args.process_index != 0:
         return
-    report.update(**summary(trainer.state.log_history), memory={"measured_bytes": memory})
+    report.update(
+        **summary(trainer.state.log_history, trainer.state.global_step),
+        memory={"measured_bytes": memory},
+        highest_learning_rate=trainer.highest_rate,
+    )
     report.update(status="interrupted" if interrupted else "failed")  # until the saved model is verified
     report.write()
 

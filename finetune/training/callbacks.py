@@ -19,6 +19,9 @@ from finetune.training.trainer import RunTrainer
 
 log = logging.getLogger(__name__)
 
+SAME_SIGNAL_SECONDS = 1.0
+"""Within this time a second signal is taken for the first one, arriving by another way."""
+
 STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 
 
@@ -82,10 +85,15 @@ class StepLine(TrainerCallback):
 
 
 class Counters(TrainerCallback):
-    """Counts the tokens of each step before anything is logged."""
+    """Counts the tokens of each step before anything is logged, and remembers the highest learning rate."""
 
     def __init__(self, trainer: RunTrainer) -> None:
         self.trainer = trainer
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **kwargs: Any
+    ) -> None:
+        self.trainer.highest_rate = max(self.trainer.highest_rate, *lr_scheduler.get_last_lr())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.count_step()
@@ -114,14 +122,17 @@ class StopSignals(TrainerCallback):
     """SIGINT, SIGTERM and SIGUSR1 save a checkpoint after the running step and end the run; a second one ends
     at once.
 
-    The ranks agree after every step: a signal does not reach all of them at the same moment. Before the first
-    step there is nothing to save, and after a rank has failed (its launcher then signals the others) no step
-    will end: the process ends at once.
+    The ranks agree after every step: a signal does not reach all of them at the same moment. Before the
+    first step and after the last there is nothing to save, and after a rank has failed (its launcher then
+    signals the others) no step will end: then the process ends at once.
     """
 
     def __init__(self) -> None:
         self.received = 0
+        self.agreed = 0
+        """The signal that all ranks stop for; 0: none."""
         self.training = False
+        self._received_at = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -138,12 +149,19 @@ class StopSignals(TrainerCallback):
         self.training = True
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.received = any_rank(self.received)
-        if self.received:
+        self.agreed = any_rank(self.received)
+        if self.agreed:
             control.should_save = True
             control.should_training_stop = True
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.training = False
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.received and now - self._received_at < SAME_SIGNAL_SECONDS:
+            return  # a launcher passes on what its whole group was sent
+        self._received_at = now
         if self.received or not self.training or some_rank_failed():
             os._exit(128 + number)
         self.received = number

@@ -9,6 +9,7 @@ from typing import NoReturn
 from finetune.distributed.outer import OuterLaunch
 from finetune.distributed.world import MainFailed, current_world, on_main_first
 from finetune.logs import set_up_logging
+from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
 from finetune.training.prepare import prepare_rows
 from finetune.training.process import Terminal, end, guarded, keep_output
@@ -42,6 +43,7 @@ def open_together(overrides: list[str], outer: OuterLaunch, say: Callable[[str],
             say(line)
         run_dir = open_run(run)
         say(f"run       {run_dir.path}")
+        fetch_model(run.config.model)
         prepare_rows(run, run_dir, say)
         return str(run_dir.path)
 

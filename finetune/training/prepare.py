@@ -20,7 +20,11 @@ Say = Callable[[str], None]
 
 def prepare_rows(run: CheckedRun, run_dir: RunDir, say: Say) -> None:
     """Tokenise and mask the data, or find it in the cache, and write `data.json`."""
-    prepared = prepare_data(run.config.data, run.config.model, run.config.seed, cache_root())
+    launch = run.config.launch
+    if launch.machine_rank > 0:
+        return  # machine 0 prepares, on the storage that all share
+    cache = cache_root() if launch.num_machines == 1 else run_dir.path / "data"
+    prepared = prepare_data(run.config.data, run.config.model, run.config.seed, cache)
     for line in prepared.lines:
         say(line)
     _at_least_one_step(run, _rows(prepared.statistics["train"]), say)

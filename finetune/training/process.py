@@ -4,11 +4,9 @@ behind.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -24,15 +22,14 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 from finetune.config.rules import RunFacts
 from finetune.config.schema import RunConfig
+from finetune.config.strategy import TRAITS, Engine
 from finetune.distributed.cpu import cpu_stand_in
-from finetune.distributed.strategy import TRAITS, Engine
+from finetune.distributed.parent import end_with_parent
 from finetune.distributed.world import World, announce_failure, open_process_group
 from finetune.errors import FinetuneError
 from finetune.logs import set_up_logging
 from finetune.paths import RunDir
-from finetune.report.record import report_failure
-
-PR_SET_PDEATHSIG = 1
+from finetune.report.record import report_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ def guarded(run_dir: RunDir, rank: int, work: Callable[[RunDir], int]) -> int:
 def record_failure(run_dir: RunDir, rank: int, told: str, code: int) -> None:
     content = {"rank": rank, "time": time.time(), "exit_code": code, "told": told}
     run_dir.failure(rank).write_text(json.dumps(content), encoding="utf-8")
-    report_failure(run_dir, told)
+    report_end(run_dir, "failed", told)
 
 
 def keep_output(run_dir: RunDir, rank: int) -> Terminal:
@@ -112,12 +109,6 @@ def keep_output(run_dir: RunDir, rank: int) -> Terminal:
     return terminal
 
 
-def end_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the launcher dies, so that no worker outlives it (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 @contextmanager
 def strategy_environment(config: RunConfig, facts: RunFacts) -> Iterator[World]:
     """The process group and stand-ins of a strategy; what it leaves here is taken back at the end."""
@@ -135,4 +126,10 @@ def strategy_environment(config: RunConfig, facts: RunFacts) -> Iterator[World]:
             torch.nn.functional.linear = linear
             os.environ.clear()
             os.environ.update(before)
-            gc.collect()
+
+
+def free_memory() -> None:
+    """Give back what a finished training holds: its objects know each other in circles."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from finetune.config.rules import RunFacts
 from finetune.config.schema import RunConfig
-from finetune.distributed.strategy import TRAITS, Engine
+from finetune.config.strategy import TRAITS, Engine
 from finetune.distributed.verify import Evidence, Running, inspect, verify_all_ranks
 from finetune.errors import RunFailed
 from finetune.model.reopen import check_loss, check_tensors
@@ -40,6 +40,7 @@ class ProveBeforeStepOne(TrainerCallback):
             strategy=facts.strategy.value,
             reshard_after_forward=self.config.distributed.reshard_after_forward if fsdp else None,
             precision=facts.precision,
+            master_dtype=facts.trained_dtype,
             global_batch_size=facts.batch.global_size,
             device=facts.device,
         )
@@ -76,7 +77,7 @@ def lines(found: Running, ranks: list[Evidence], facts: RunFacts, max_steps: int
     return [
         f"runs      {found.strategy} on {processes}, device {found.device}"
         f" ({seen.wrapped_by}{resharding}); weights held per process: {held}",
-        f"precision {found.precision}: trained weights {seen.trained_dtype}, masters {seen.master_dtype}",
+        f"precision {found.precision}; the optimizer updates {found.master_dtype} weights",
         f"optimizer {seen.optimizer}; trained: {seen.trainable_parameters:,} of {seen.total_parameters:,}"
         f" parameters ({share:.2%})",
         f"batch     {facts.batch.line}; {max_steps:,} steps",
@@ -91,7 +92,7 @@ def prove_saved_model(
 
     The report lists every check, and one that fails fails the run.
     """
-    learnt = facts.learning_rate > 0 and report.content["steps"] > 0
+    learnt = report.content["highest_learning_rate"] > 0  # a warm-up's first step has a rate of 0
     live = saved.live
     folder = run_dir.unverified
     checks = check_tensors(folder, saved.written, live, trained=learnt)

@@ -101,6 +101,11 @@ def _opened_by_machine_0(run_dir: RunDir) -> RunDir:
 
 def _join(config: RunConfig, outer: OuterLaunch, problems: list[Problem]) -> RunConfig:
     """Take over what only the outer launcher can know; `auto` becomes the strategy it was configured for."""
+    if config.launch.detach:
+        problems.append(
+            Problem("launch.detach=true", f"{outer.launcher} owns these processes.", "Leave the key out.")
+        )
+    problems += outer.problems
     demanded = fsdp1_problem(parent_command())
     if demanded is not None:
         problems.append(demanded)

@@ -11,8 +11,9 @@ from finetune.config.facts import load_facts
 from finetune.config.saved import load_config
 from finetune.distributed.launch import Ended, Workers
 from finetune.errors import RunFailed
+from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
-from finetune.report.record import report_failure
+from finetune.report.record import report_end
 from finetune.training.prepare import prepare_rows
 from finetune.training.start import CheckedRun, open_run
 
@@ -24,18 +25,22 @@ def start_and_wait(run: CheckedRun, say: Say, relay: Say | None = None) -> tuple
     run_dir = open_run(run)
     say(f"run       {run_dir.path}")
     try:
+        fetch_model(run.config.model)
         with Workers(run_dir, run.facts, run.config.launch, relay) as workers:
             prepare_rows(run, run_dir, say)
             ended = workers.wait()
-    except Exception as error:
-        report_failure(run_dir, str(error))
+    except (Exception, SystemExit) as error:
+        report_end(run_dir, "interrupted" if isinstance(error, SystemExit) else "failed", str(error))
         raise
+    if ended.exit_code != 0 and not ended.told and not run_dir.report.exists():
+        report_end(run_dir, "interrupted", "stopped before the first step")
     return run_dir, _told(run_dir, ended)
 
 
 def start_detached(run: CheckedRun, say: Say) -> RunDir:
     """Start a run that outlives this terminal; its data is prepared first, so that a bad row is told here."""
     run_dir = open_run(run)
+    fetch_model(run.config.model)
     prepare_rows(run, run_dir, say)
     with (run_dir.logs / "parent.log").open("ab") as log:
         process = subprocess.Popen(
@@ -56,7 +61,7 @@ def _told(run_dir: RunDir, ended: Ended) -> Ended:
         return ended
     who = f"rank {ended.failed_rank} failed first" if ended.failed_rank is not None else "the run failed"
     if not run_dir.failure(ended.failed_rank or 0).exists():
-        report_failure(run_dir, ended.told)
+        report_end(run_dir, "failed", ended.told)
     raise RunFailed(f"\n{who}; output of every rank: {run_dir.logs}\n{ended.told}", ended.exit_code)
 
 

@@ -19,6 +19,9 @@ from finetune.training.rows import IGNORED, PreparedRows, RowLoader, row_lengths
 FP16_OVERFLOWS = 40
 """Overflows in a row while the loss scale is halved from its start of 65536 (each norm is seen twice)."""
 
+FIXED_LENGTH = 512
+"""Tokens of a document that two models are compared on."""
+
 
 class RunTrainer(SFTTrainer):
     """SFTTrainer on prepared rows.
@@ -42,6 +45,7 @@ class RunTrainer(SFTTrainer):
         self.row_supervised = supervised_counts(train_dataset)
         self.seen_tokens = 0
         self.seen_supervised = 0
+        self.highest_rate = 0.0
         self._step_started = time.perf_counter()
         self._logged_tokens = 0
         self._overflows = 0
@@ -172,18 +176,19 @@ class RunTrainer(SFTTrainer):
         return RunFailed(
             f"step {step + 1}: the {what} is {value} on rank {self.args.process_index}.\n"
             f"  Rows of this step on this rank (counted from 0): {shown}.\n"
-            f"  Nothing of this step was applied. Look at these rows; else lower trainer.learning_rate, set\n"
-            f"  trainer.max_grad_norm, or use bf16 or fp32 instead of fp16."
+            "  Look at these rows; else lower trainer.learning_rate, set trainer.max_grad_norm, or use bf16\n"
+            "  or fp32 instead of fp16."
         )
 
     def _is_quantised(self) -> bool:
-        return bool(self.model.is_loaded_in_4bit or self.model.is_loaded_in_8bit)
+        return "quantization_config" in self.model.config.to_dict()
 
 
 def fixed_batch(dataset: Dataset, pad_token_id: int, rows: int = 4) -> dict[str, torch.Tensor]:
     """The first supervised documents as one padded batch, to compare two models on.
 
-    Packed rows are taken apart again: the reopened model is loaded plainly and knows no packing.
+    Packed rows are taken apart again: the reopened model is loaded plainly and knows no packing. Of a long
+    document the part around its first supervised token is enough, and its logits fit everywhere.
     """
     documents: list[tuple[list[int], list[int]]] = []
     for row in dataset.select(range(min(rows, len(dataset)))):
@@ -191,8 +196,10 @@ def fixed_batch(dataset: Dataset, pad_token_id: int, rows: int = 4) -> dict[str,
         for length in row["seq_lengths"]:
             ids, labels = (row[column][start : start + length] for column in ("input_ids", "labels"))
             start += length
-            if any(label != IGNORED for label in labels[1:]):
-                documents.append((ids, labels))
+            first = next((at for at, label in enumerate(labels) if at and label != IGNORED), None)
+            if first is not None:
+                part = slice(max(0, first - FIXED_LENGTH // 2), first + FIXED_LENGTH // 2)
+                documents.append((ids[part], labels[part]))
     documents = documents[:rows]
     longest = max(len(ids) for ids, _ in documents)
 

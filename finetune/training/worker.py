@@ -20,7 +20,7 @@ from finetune.report.record import Report
 from finetune.training.arguments import sft_arguments
 from finetune.training.build import build_trainer, record_training
 from finetune.training.callbacks import StopSignals
-from finetune.training.process import run_process, strategy_environment
+from finetune.training.process import free_memory, run_process, strategy_environment
 from finetune.training.proof import prove_saved_model
 from finetune.training.rows import load_rows
 from finetune.training.save import Saved, adapter_sums, save_model
@@ -31,10 +31,11 @@ def run(run_dir: RunDir) -> int:
     config, facts = load_config(run_dir.config), load_facts(run_dir.facts)
     report = Report(run_dir)
     with StopSignals() as stop:
-        saved = train(config, facts, run_dir, report, stop)  # its memory is free again when it returns
+        saved = train(config, facts, run_dir, report, stop)
+        free_memory()
         if saved is not None and saved.is_main:
             prove_saved_model(report, saved, config, facts, run_dir)
-    return 128 + stop.received if saved is None else 0
+    return 128 + stop.agreed if saved is None else 0
 
 
 def train(
@@ -45,19 +46,17 @@ def train(
         tokenizer = load_tokenizer(config.model)
         rows = load_rows(run_dir)
         checkpoint = model_config(config.model)
-        attention = choose_attention(
-            checkpoint_class(checkpoint), checkpoint, config.model.attn_implementation, facts
-        )
+        attention = choose_attention(checkpoint_class(checkpoint), checkpoint, config, facts)
         arguments = sft_arguments(
             config, facts, run_dir, attention
         )  # before the model: ZeRO-3 shards while loading
         loaded = load_model(checkpoint, config.model, config.adapter, facts, attention)
-        model = attach_adapter(loaded.model, config.adapter, config.seed)
+        model = attach_adapter(loaded.model, config.adapter, config.seed, config.model.revision)
         start = adapter_sums(model, loaded.checkpoint_dtype)
         trainer = build_trainer(arguments, model, tokenizer, rows, config, facts, report, stop)
         trainer.train()
-        record_training(report, trainer, facts, interrupted=bool(stop.received))
-        if stop.received:
+        record_training(report, trainer, facts, interrupted=bool(stop.agreed))
+        if stop.agreed:
             return None
         return save_model(trainer, loaded, start, tokenizer, run_dir)
 

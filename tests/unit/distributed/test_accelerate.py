@@ -12,8 +12,8 @@ from finetune.config.compose import compose
 from finetune.config.devices import Devices
 from finetune.config.rules import resolve
 from finetune.config.schema import Strategy
+from finetune.config.strategy import TRAITS, Engine
 from finetune.distributed.accelerate import launch_file, trainer_arguments, write_launch_file
-from finetune.distributed.strategy import TRAITS, Engine
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 EIGHT = Devices(gpus=8, gpu_names=("NVIDIA H100 80GB HBM3",) * 8, bf16=True, driver_gpus=8, cpu_cores=64)
@@ -60,7 +60,12 @@ def test_no_number_that_the_trainer_owns_is_written_twice(strategy: Strategy) ->
 
 
 def test_two_machines_are_written_with_their_address(tmp_path: Path) -> None:
-    words = ["launch.num_machines=2", "launch.main_process_ip=10.0.0.1", "launch.machine_rank=1"]
+    words = [
+        "launch.num_machines=2",
+        "launch.main_process_ip=10.0.0.1",
+        "launch.machine_rank=1",
+        "run_name=x",
+    ]
     content = rendered(Strategy.fsdp, *words)
     assert content["num_processes"] == 16
     assert (content["main_process_ip"], content["main_process_port"]) == ("10.0.0.1", 29500)

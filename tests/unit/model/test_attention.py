@@ -9,7 +9,8 @@ from transformers.models.qwen3_next import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from finetune.config.batch import Batch
 from finetune.config.rules import RunFacts
-from finetune.config.schema import Strategy
+from finetune.config.schema import DataConfig, ModelConfig, RunConfig, Strategy
+from finetune.errors import Refusal
 from finetune.model.attention import PER_DOCUMENT, choose_attention
 
 SIZES = {
@@ -42,6 +43,12 @@ def facts(device: str = "cpu", precision: str = "fp32") -> RunFacts:
     )
 
 
+def config(attention: str | None = None, packing: bool = False) -> RunConfig:
+    return RunConfig(
+        model=ModelConfig(name_or_path="x", attn_implementation=attention), data=DataConfig(packing=packing)
+    )
+
+
 def qwen3() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SIZES, attn_implementation=PER_DOCUMENT))
 
@@ -49,8 +56,8 @@ def qwen3() -> PreTrainedModel:
 def gemma3() -> PreTrainedModel:
     """Sliding windows shorter than the documents, on every second layer."""
     kinds = ["sliding_attention", "full_attention"]
-    config = Gemma3TextConfig(**SIZES, sliding_window=4, layer_types=kinds, attn_implementation=PER_DOCUMENT)
-    return Gemma3ForCausalLM(config)
+    sizes = Gemma3TextConfig(**SIZES, sliding_window=4, layer_types=kinds, attn_implementation=PER_DOCUMENT)
+    return Gemma3ForCausalLM(sizes)
 
 
 @pytest.mark.parametrize("build", [qwen3, gemma3])
@@ -87,13 +94,17 @@ def test_a_padded_batch_is_masked_as_sdpa_masks_it() -> None:
 
 def test_models_with_a_running_state_keep_padded_batches() -> None:
     linear = Qwen3NextConfig(**SIZES, layer_types=["linear_attention", "full_attention"])
-    assert not choose_attention(Qwen3NextForCausalLM, linear, None, facts()).padding_free
-    chosen = choose_attention(Qwen3ForCausalLM, Qwen3Config(**SIZES), None, facts())
+    assert not choose_attention(Qwen3NextForCausalLM, linear, config(), facts()).padding_free
+    with pytest.raises(Refusal, match=r"data\.packing=true.*packed rows would see each other"):
+        choose_attention(Qwen3NextForCausalLM, linear, config(packing=True), facts())
+    chosen = choose_attention(Qwen3ForCausalLM, Qwen3Config(**SIZES), config(packing=True), facts())
     assert chosen.implementation == PER_DOCUMENT
     assert chosen.padding_free
 
 
 def test_a_kernel_that_was_asked_for_is_the_kernel() -> None:
-    chosen = choose_attention(Qwen3ForCausalLM, Qwen3Config(**SIZES), "eager", facts())
+    chosen = choose_attention(Qwen3ForCausalLM, Qwen3Config(**SIZES), config("eager"), facts())
     assert chosen.implementation == "eager"
     assert not chosen.padding_free
+    with pytest.raises(Refusal, match="with attention eager packed rows would see each other"):
+        choose_attention(Qwen3ForCausalLM, Qwen3Config(**SIZES), config("eager", packing=True), facts())

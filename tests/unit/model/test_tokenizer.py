@@ -107,5 +107,7 @@ def test_folder_without_a_tokenizer_is_told_by_what_it_holds(tmp_path: Path) -> 
 
 def test_hub_out_of_reach_is_one_error_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("finetune.hub.reachable", lambda: False)
-    with pytest.raises(UserError, match=r"(?s)hub cache, and .* cannot be reached.*give the folder's path"):
+    with pytest.raises(
+        UserError, match=r"(?s)hub cache either, and .* cannot be reached.*give the folder's path"
+    ):
         load("owner/name-that-is-not-here")
