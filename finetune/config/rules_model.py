@@ -28,6 +28,8 @@ class ModelFacts:
     positions: int | None
     linear_attention: bool
     num_experts: int | None
+    tied: bool | None
+    """Whether embedding and head are one matrix."""
 
 
 def model_facts(model: ModelConfig) -> ModelFacts:
@@ -43,6 +45,7 @@ def model_facts(model: ModelConfig) -> ModelFacts:
         positions=text.get("max_position_embeddings") or shape.max_position_embeddings,
         linear_attention="linear_attention" in layers or (model_type or "").startswith(LINEAR_ATTENTION),
         num_experts=experts if stored else shape.num_experts,
+        tied=text.get("tie_word_embeddings", stored.get("tie_word_embeddings", shape.tie_word_embeddings)),
     )
 
 
@@ -107,6 +110,14 @@ def check_adapter(case: Case, facts: ModelFacts, precision: Precision) -> None:
     if adapter.init_from is not None and not (Path(adapter.init_from) / "adapter_config.json").is_file():
         why = "there is no adapter (adapter_config.json) in this folder"
         case.refuse(f"adapter.init_from={adapter.init_from}", why)
+    if adapter.modules_to_save and facts.tied and case.strategy in FSDP:
+        kept = written(adapter.modules_to_save)
+        case.refuse(
+            f"adapter.modules_to_save={kept} with distributed={case.strategy.value}",
+            "embedding and head of this model are one matrix, and torch's FSDP2 cannot hold a trained copy "
+            "of one beside the other",
+            "Use distributed=ddp, zero2 or zero3.",
+        )
     kwargs = case.config.trainer.activation_checkpointing_kwargs or {}
     if kwargs.get("use_reentrant") is True and case.strategy is Strategy.ddp:
         case.refuse(

@@ -51,6 +51,7 @@ class ProveBeforeStepOne(TrainerCallback):
             strategy={"requested": asked.strategy, "actual": found.strategy},
             num_processes={"requested": asked.num_processes, "actual": found.num_processes},
             precision=found.precision,
+            master_dtype=found.master_dtype,
             batch={
                 "per_device": facts.batch.per_device,
                 "accumulation": facts.batch.accumulation,

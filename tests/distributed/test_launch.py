@@ -134,6 +134,9 @@ def test_what_a_launcher_started_and_what_the_config_asks_must_agree(tmp_path: P
     assert "distributed=zero2" in strategies.err
     assert "fsdp" in strategies.err
     assert not outcome.path.exists()
+    dry = finetune(*QUICK, "--dry-run", at=tmp_path, launcher=TORCHRUN)
+    assert dry.code != 0
+    assert "--dry-run and --json are answered by one process" in dry.err
 
 
 def test_the_environment_of_the_shell_does_not_change_the_run(tmp_path: Path) -> None:
@@ -173,6 +176,25 @@ def test_a_signal_saves_a_checkpoint_and_leaves_no_process(number: int, code: in
         assert not (run.path / "model").exists()
 
 
+def test_a_signal_ends_the_preparation_of_data_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'finetune' in sys.orig_argv:\n"
+        "    import time, finetune.data.prepare as prepare\n"
+        "    prepare.prepare_data = lambda *given: time.sleep(300)\n",
+        encoding="utf-8",
+    )
+    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    with started(*LONG, at=tmp_path, PYTHONPATH=path) as (process, run):
+        deadline = time.monotonic() + 60
+        while len(processes_of(run.path)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert_all_gone(run.path)
+        assert run.report["status"] == "interrupted"
+
+
 def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     with started(*LONG, at=tmp_path) as (process, run):
         wait_for_step(run.path, 1)
@@ -184,6 +206,7 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         time.sleep(1)
         assert process.poll() is None
+        time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=15) == 143
         assert_all_gone(run.path)

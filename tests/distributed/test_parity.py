@@ -40,6 +40,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """The reference: one process, no strategy, and every sharding of that one process beside it."""
     cases = {f"{m}-{s}": words(m, s) for m in METHODS for s in ["single", "ddp", *SHARDED]}
     cases["bf16-single"] = words("lora", "single", "trainer.bf16=true")
+    cases["pure-bf16"] = words("full", "single", "model.dtype=bfloat16", "trainer.optim=adamw_bnb_8bit")
     cases["split-8x1"] = words("full", "single", "trainer.per_device_train_batch_size=8")
     cases["split-1x8"] = words("full", "single", "trainer.per_device_train_batch_size=1")
     cases["seven"] = words("full", "single", *SEVEN)
@@ -56,6 +57,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     cases |= {f"seven-{s}": words("full", s, *SEVEN) for s in ["ddp", "fsdp", "zero3"]}
     cases["recomputed"] = words("lora", "ddp", "trainer.activation_checkpointing=true")
     cases["evaluated"] = words("lora", "fsdp", *EVALUATED)
+    cases["bf16-weights"] = words("full", "fsdp", "model.dtype=bfloat16")
+    cases["heads"] = words("lora", "zero3", "adapter.modules_to_save=[embed_tokens,lm_head]")
     return in_world(cases, 2, tmp_path_factory.mktemp("two"))
 
 
@@ -119,6 +122,26 @@ def test_bf16_means_the_same_under_every_strategy(
     outcome = two[f"bf16-{strategy}"]
     assert outcome.report["precision"] == "bf16"
     assert_same(outcome, alone["bf16-single"], strategy, 2, 2e-2)
+
+
+def test_weights_held_in_bfloat16_stay_so_and_others_are_float32(
+    alone: dict[str, Outcome], two: dict[str, Outcome]
+) -> None:
+    for outcome in (alone["pure-bf16"], two["bf16-weights"]):
+        assert outcome.report["master_dtype"] == "bfloat16"
+        assert outcome.report["precision"] == "bf16"
+        assert all(check["passed"] for check in outcome.report["verified"])
+    assert alone["pure-bf16"].report["optimizer"].startswith("bitsandbytes.")
+    assert two["bf16-zero3"].report["master_dtype"] == "float32"
+    assert alone["full-single"].report["master_dtype"] == "float32"
+
+
+def test_a_trained_head_tied_to_the_embedding_is_saved_and_reopened(two: dict[str, Outcome]) -> None:
+    outcome = two["heads"]
+    assert all(check["passed"] for check in outcome.report["verified"])
+    names = load_file(outcome.path / "model" / "adapter_model.safetensors")
+    assert any("lm_head" in name for name in names)
+    assert any("embed_tokens" in name for name in names)
 
 
 def test_weights_that_stay_gathered_change_nothing(

@@ -413,3 +413,11 @@ def test_every_method_is_accepted_under_every_strategy_with_two_cpu_processes(
 ) -> None:
     words = [f"distributed={strategy}", "launch.device=cpu", "launch.num_processes=2"]
     assert facts(*words, f"adapter={method}").num_processes == 2
+
+
+def test_a_trained_copy_of_a_tied_matrix_is_refused_under_fsdp() -> None:
+    words = ["recipe=tiny_lora", "adapter.modules_to_save=[lm_head]", "launch.num_processes=2"]
+    for strategy in ("fsdp", "fsdp_offload"):
+        with pytest.raises(Refusal, match="embedding and head of this model are one matrix"):
+            resolve(compose([*words, f"distributed={strategy}"]).config, devices=Devices(cpu_cores=2))
+    resolve(compose([*words, "distributed=zero3"]).config, devices=Devices(cpu_cores=2))
