@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
@@ -24,6 +25,8 @@ def main(argv: list[str] | None = None) -> int:
         if "FINETUNE_DEBUG" in os.environ:
             traceback.print_exc()
         print(error, file=sys.stderr)
+        if "--json" in arguments:
+            print(json.dumps({"error": str(error), "exit_code": error.exit_code}))
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -24,7 +24,7 @@ NOT_BUILT = {
 }
 FLAGS = {
     "--help": "this text, or a verb's",
-    "--dry-run": "check everything and print what would run, then stop before launching",
+    "--dry-run": "check config and machine and print what they come to; no data is read, nothing is started",
     "--json": "one JSON object on stdout, everything else on stderr",
     "--debug": "tracebacks, and the libraries' own output",
     "--version": "the version",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 
 from finetune.distributed.outer import outer_launch
 from finetune.errors import UserError
 from finetune.report.record import read_report
-from finetune.training.start import check_run
+from finetune.training.start import check_run, run_folder
 from finetune.words import Words
 
 
@@ -31,6 +32,9 @@ def main(words: Words) -> int:
     for line in [*run.composed.notes, *run.facts.lines]:
         say(line)
     if "--dry-run" in words.flags:
+        say(f"run       {run_folder(run).path} (not started: --dry-run; the data is not looked at)")
+        if as_json:
+            print(json.dumps(asdict(run.facts)))
         return 0
     from finetune.training.supervise import (
         start_and_wait,

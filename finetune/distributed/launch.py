@@ -132,7 +132,11 @@ class Workers:
             self.kill()
             return
         self.received = number
-        for process in _workers(self.process.pid):
+        workers = _workers(self.process.pid)
+        if len(workers) < self.facts.num_processes // self.launch.num_machines:
+            self.kill()  # some are not there yet to hear of it: nothing has been trained
+            return
+        for process in workers:
             with _Gone():
                 process.send_signal(number)
 

@@ -39,6 +39,8 @@ class Record(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        if not any(key == "loss" or key.startswith("eval_") for key in logs or {}):
+            return  # the Trainer's summary at the end is no step
         entry = {"step": state.global_step, **{k: v for k, v in (logs or {}).items() if k != "total_flos"}}
         if args.process_index == 0:
             with self.run_dir.metrics.open("a", encoding="utf-8") as file:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from finetune.distributed.outer import OuterLaunch
 from finetune.distributed.world import MainFailed, current_world, on_main_first
+from finetune.errors import UserError
 from finetune.logs import set_up_logging
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
@@ -43,8 +45,12 @@ def open_together(overrides: list[str], outer: OuterLaunch, say: Callable[[str],
             say(line)
         run_dir = open_run(run)
         say(f"run       {run_dir.path}")
-        fetch_model(run.config.model)
-        prepare_rows(run, run_dir, say)
+        try:
+            fetch_model(run.config.model)
+            prepare_rows(run, run_dir, say)
+        except UserError:
+            shutil.rmtree(run_dir.path)  # nothing ran: the name is free for the next try
+            raise
         return str(run_dir.path)
 
     return RunDir(Path(on_main_first(current_world(), prepare)))

@@ -82,7 +82,7 @@ def lines(found: Running, ranks: list[Evidence], facts: RunFacts, max_steps: int
         f"optimizer {seen.optimizer}; trained: {seen.trainable_parameters:,} of {seen.total_parameters:,}"
         f" parameters ({share:.2%})",
         f"batch     {facts.batch.line}; {max_steps:,} steps",
-        "rows      step 1: " + "; ".join(f"rank {i} {_some(rank.rows)}" for i, rank in enumerate(ranks)),
+        "rows      step 1: " + "; ".join(f"rank {i}: {_some(rank.rows)}" for i, rank in enumerate(ranks)),
     ]
 
 
@@ -115,6 +115,7 @@ def prove_saved_model(
             f"the saved model did not pass its checks; it is kept in {run_dir.path / 'model-failed-checks'}\n"
             f"{listed}\n  The last checkpoint in {run_dir.checkpoints} is whole."
         )
+    log.info("done      the model is saved and verified: %s", run_dir.model)
 
 
 def _some(rows: tuple[int, ...]) -> str:

@@ -50,6 +50,14 @@ def check_run(overrides: list[str], outer: OuterLaunch | None = None) -> Checked
     problems: list[Problem] = []
     composed = compose(overrides, problems=problems)
     config = composed.config
+    if config.run_name is not None and Path(config.run_name).name != config.run_name:
+        problems.append(
+            Problem(
+                f"run_name={config.run_name}",
+                "it names one folder inside output_dir.",
+                "Leave out the slash.",
+            )
+        )
     if outer is not None:
         config = _join(config, outer, problems)
     facts = resolve(
@@ -69,20 +77,23 @@ def check_run(overrides: list[str], outer: OuterLaunch | None = None) -> Checked
     return CheckedRun(config, facts, composed)
 
 
+def run_folder(run: CheckedRun) -> RunDir:
+    """Where the run would be; an old run's folder is refused."""
+    run_dir = RunDir(Path(run.config.output_dir).absolute() / (run.config.run_name or _new_name(run)))
+    if run_dir.path.exists() and run.config.launch.machine_rank == 0:
+        raise _taken(run, run_dir)
+    return run_dir
+
+
 def open_run(run: CheckedRun) -> RunDir:
     """Make the run's folder, never an old one again, and write what every process of the run will read."""
-    run_dir = RunDir(Path(run.config.output_dir).absolute() / (run.config.run_name or _new_name(run)))
+    run_dir = run_folder(run)
     if run.config.launch.machine_rank > 0:
         return _opened_by_machine_0(run_dir)
     try:
         run_dir.path.mkdir(parents=True)
     except FileExistsError:
-        raise refuse(
-            f"run_name={run_dir.path.name}",
-            f"{run_dir.path} is there already, and a run never writes into another one's folder.",
-            "Choose another run_name, or remove the folder.",
-            subject=run.composed.subject,
-        ) from None
+        raise _taken(run, run_dir) from None
     run_dir.logs.mkdir()
     run_dir.checkpoints.mkdir()
     save_config(run.config, run_dir.config)
@@ -90,6 +101,15 @@ def open_run(run: CheckedRun) -> RunDir:
     write_launch_file(run_dir.accelerate, launch_file(run.facts, run.config.launch, run.config.distributed))
     run_dir.environment.write_text(json.dumps(_environment(), indent=2) + "\n", encoding="utf-8")
     return run_dir
+
+
+def _taken(run: CheckedRun, run_dir: RunDir) -> Refusal:
+    return refuse(
+        f"run_name={run_dir.path.name}",
+        f"{run_dir.path} is there already, and a run never writes into another one's folder.",
+        "Choose another run_name, or remove the folder.",
+        subject=run.composed.subject,
+    )
 
 
 def _opened_by_machine_0(run_dir: RunDir) -> RunDir:

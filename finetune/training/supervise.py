@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from finetune.config.facts import load_facts
 from finetune.config.saved import load_config
 from finetune.distributed.launch import Ended, Workers
-from finetune.errors import RunFailed
+from finetune.errors import RunFailed, UserError
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
 from finetune.report.record import report_end
@@ -29,6 +30,9 @@ def start_and_wait(run: CheckedRun, say: Say, relay: Say | None = None) -> tuple
         with Workers(run_dir, run.facts, run.config.launch, relay) as workers:
             prepare_rows(run, run_dir, say)
             ended = workers.wait()
+    except UserError:
+        shutil.rmtree(run_dir.path)  # nothing ran: the name is free for the next try
+        raise
     except (Exception, SystemExit) as error:
         report_end(run_dir, "interrupted" if isinstance(error, SystemExit) else "failed", str(error))
         raise

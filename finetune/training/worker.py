@@ -4,6 +4,7 @@ RUN_DIR`.
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from finetune.training.process import free_memory, run_process, strategy_environ
 from finetune.training.proof import prove_saved_model
 from finetune.training.rows import load_rows
 from finetune.training.save import Saved, adapter_sums, save_model
+
+log = logging.getLogger(__name__)
 
 
 def run(run_dir: RunDir) -> int:
@@ -57,6 +60,9 @@ def train(
         trainer.train()
         record_training(report, trainer, facts, interrupted=bool(stop.agreed))
         if stop.agreed:
+            log.info(
+                "stopped   after step %d; checkpoint: %s", trainer.state.global_step, run_dir.checkpoints
+            )
             return None
         return save_model(trainer, loaded, start, tokenizer, run_dir)
 

@@ -195,6 +195,18 @@ def test_a_signal_ends_the_preparation_of_data_too(tmp_path: Path) -> None:
         assert run.report["status"] == "interrupted"
 
 
+def test_a_signal_while_the_workers_start_ends_the_run(tmp_path: Path) -> None:
+    with started(*LONG, at=tmp_path) as (process, run):
+        deadline = time.monotonic() + 60
+        while not (run.path / "data.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 143
+        assert_all_gone(run.path)
+        assert run.report["status"] == "interrupted"
+        assert not (run.path / "model").exists()
+
+
 def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     with started(*LONG, at=tmp_path) as (process, run):
         wait_for_step(run.path, 1)
