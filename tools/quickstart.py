@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
-import warnings
 
 import finetune
+from finetune.logs import set_up_logging
 from finetune.paths import embedded
-
-warnings.filterwarnings("ignore")
-logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
 def main() -> None:
@@ -18,6 +14,7 @@ def main() -> None:
     lines = embedded("questions.jsonl").read_text(encoding="utf-8").splitlines()
     questions = [json.loads(line)["prompt"] for line in lines]
     run = finetune.train("recipe=tiny_lora")
+    set_up_logging(main=True)
     before = answers(str(embedded("tiny")), None, questions)
     after = answers(str(embedded("tiny")), str(run.model_path), questions)
     print()

@@ -62,3 +62,8 @@ def test_code_and_configs_are_ascii_and_finished(path: Path) -> None:
         assert not re.search(r"\b(TODO|FIXME|XXX)\b", line), (
             f"{name(path)}:{number} is unfinished: {line.strip()}"
         )
+
+
+def test_the_readme_holds_no_placeholder() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not re.search(r"\b[A-Z]+_OUTPUT\b", text)
