@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from finetune.distributed.outer import OuterLaunch
 from finetune.distributed.world import MainFailed, current_world, on_main_first
-from finetune.errors import UserError
 from finetune.logs import set_up_logging
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
-from finetune.training.prepare import prepare_rows
+from finetune.training.prepare import freed_when_refused, prepare_rows
 from finetune.training.process import Terminal, end, guarded, keep_output
 from finetune.training.start import check_run, open_run
 from finetune.training.worker import run
@@ -45,12 +43,9 @@ def open_together(overrides: list[str], outer: OuterLaunch, say: Callable[[str],
             say(line)
         run_dir = open_run(run)
         say(f"run       {run_dir.path}")
-        try:
+        with freed_when_refused(run, run_dir):
             fetch_model(run.config.model)
             prepare_rows(run, run_dir, say)
-        except UserError:
-            shutil.rmtree(run_dir.path)  # nothing ran: the name is free for the next try
-            raise
         return str(run_dir.path)
 
     return RunDir(Path(on_main_first(current_world(), prepare)))

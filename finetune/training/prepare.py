@@ -7,15 +7,31 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from finetune.data.prepare import cache_root, prepare_data
-from finetune.errors import refuse
+from finetune.errors import UserError, refuse
 from finetune.paths import RunDir
 from finetune.training.start import CheckedRun
 
 Say = Callable[[str], None]
+
+
+@contextmanager
+def freed_when_refused(run: CheckedRun, run_dir: RunDir) -> Iterator[None]:
+    """Remove the folder of a run that is refused before anything ran: its name is free for the next try.
+
+    The folder that several machines share is machine 0's to remove.
+    """
+    try:
+        yield
+    except UserError:
+        if run.config.launch.machine_rank == 0:
+            shutil.rmtree(run_dir.path)
+        raise
 
 
 def prepare_rows(run: CheckedRun, run_dir: RunDir, say: Say) -> None:

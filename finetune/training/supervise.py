@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from finetune.errors import RunFailed, UserError
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
 from finetune.report.record import report_end
-from finetune.training.prepare import prepare_rows
+from finetune.training.prepare import freed_when_refused, prepare_rows
 from finetune.training.start import CheckedRun, open_run
 
 Say = Callable[[str], None]
@@ -26,12 +25,12 @@ def start_and_wait(run: CheckedRun, say: Say, relay: Say | None = None) -> tuple
     run_dir = open_run(run)
     say(f"run       {run_dir.path}")
     try:
-        fetch_model(run.config.model)
-        with Workers(run_dir, run.facts, run.config.launch, relay) as workers:
-            prepare_rows(run, run_dir, say)
-            ended = workers.wait()
+        with freed_when_refused(run, run_dir):
+            fetch_model(run.config.model)
+            with Workers(run_dir, run.facts, run.config.launch, relay) as workers:
+                prepare_rows(run, run_dir, say)
+                ended = workers.wait()
     except UserError:
-        shutil.rmtree(run_dir.path)  # nothing ran: the name is free for the next try
         raise
     except (Exception, SystemExit) as error:
         report_end(run_dir, "interrupted" if isinstance(error, SystemExit) else "failed", str(error))
@@ -44,8 +43,9 @@ def start_and_wait(run: CheckedRun, say: Say, relay: Say | None = None) -> tuple
 def start_detached(run: CheckedRun, say: Say) -> RunDir:
     """Start a run that outlives this terminal; its data is prepared first, so that a bad row is told here."""
     run_dir = open_run(run)
-    fetch_model(run.config.model)
-    prepare_rows(run, run_dir, say)
+    with freed_when_refused(run, run_dir):
+        fetch_model(run.config.model)
+        prepare_rows(run, run_dir, say)
     with (run_dir.logs / "parent.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "finetune.training.supervise", str(run_dir.path)],

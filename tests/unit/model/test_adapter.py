@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import (
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from finetune.config.schema import AdapterConfig, Method
 from finetune.errors import Refusal
 from finetune.model.adapter import attach_adapter
+from tests.tiny_models import SIZES, experts, multimodal
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
 LORA = AdapterConfig(method=Method.lora, r=4)
 
 
@@ -36,12 +19,6 @@ def adapted(model: PreTrainedModel, **changes: object) -> set[str]:
     trained = {name: p for name, p in attached.named_parameters() if p.requires_grad}
     assert {p.dtype for p in trained.values()} == {torch.float32}
     return {name.split(".lora_")[0].removeprefix("base_model.model.") for name in trained}
-
-
-def moe() -> PreTrainedModel:
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
-    )
 
 
 def test_all_linear_layers_but_the_head() -> None:
@@ -54,25 +31,14 @@ def test_all_linear_layers_but_the_head() -> None:
 
 
 def test_no_adapter_on_a_vision_tower() -> None:
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    }
-    model = Gemma3ForConditionalGeneration(
-        Gemma3Config(text_config=SIZES, vision_config=vision, mm_tokens_per_image=4)
-    )
-    names = adapted(model)
+    names = adapted(multimodal())
     assert names
     assert all("language_model" in name for name in names)
 
 
 def test_experts_and_router_only_if_asked() -> None:
-    assert not any("experts" in name or "gate" in name.split(".") for name in adapted(moe()))
-    asked = adapted(moe(), experts=True)
+    assert not any("experts" in name or "gate" in name.split(".") for name in adapted(experts()))
+    asked = adapted(experts(), experts=True)
     assert any("experts" in name for name in asked)
     assert any("self_attn.q_proj" in name for name in asked)
 

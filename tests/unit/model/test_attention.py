@@ -12,17 +12,8 @@ from finetune.config.rules import RunFacts
 from finetune.config.schema import DataConfig, ModelConfig, RunConfig, Strategy
 from finetune.errors import Refusal
 from finetune.model.attention import PER_DOCUMENT, choose_attention
+from tests.tiny_models import SIZES
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
 LENGTHS = [5, 19, 1, 11]
 
 

@@ -7,55 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from finetune.model import export
 from finetune.model.export import save_full
 from finetune.model.load import checkpoint_class
-
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
+from tests.tiny_models import SIZES, experts, multimodal
 
 
 def tied() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True))
-
-
-def experts() -> PreTrainedModel:
-    """In memory the experts of a layer are one stacked tensor, in the checkpoint one tensor each."""
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
-    )
-
-
-def multimodal() -> PreTrainedModel:
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    }
-    config = Gemma3Config(text_config=SIZES, vision_config=vision, mm_tokens_per_image=4)
-    return Gemma3ForConditionalGeneration(config)
 
 
 def stored(folder: Path) -> dict[str, tuple[int, ...]]:
