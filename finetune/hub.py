@@ -23,6 +23,13 @@ def endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
+def commit_of_data_set(name: str, revision: str | None) -> str | None:
+    """The commit that a data set's branch or tag stands for now."""
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint=endpoint()).dataset_info(name, revision=revision).sha
+
+
 @cache
 def reachable() -> bool:
     """Tell whether the hub answers; True behind a proxy, where only a real request can tell."""

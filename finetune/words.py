@@ -9,13 +9,13 @@ from finetune.errors import UserError
 
 VERBS = {
     "train": "compose, check, prepare data, launch, train, save, verify, report (the default verb)",
+    "prepare": "data only: load, check, tokenise, mask, pack, cache, show what is learnt",
 }
 NOT_BUILT = {
     "plan": "does it fit: memory, traffic, time, cost",
     "doctor": "checks this machine for the recipe",
     "rehearse": "the same run with a shrunken model on CPU processes",
     "fetch": "brings model and data of a recipe here",
-    "prepare": "data only: load, check, tokenise, mask, pack, show",
     "evaluate": "loss, perplexity and accuracy of a run or a model",
     "generate": "answer a prompt, a file of prompts, or chat",
     "merge": "adapter or sharded checkpoint -> one standalone model folder",

@@ -14,12 +14,13 @@ from finetune.config.ranges import out_of_range
 from finetune.config.rules_launch import check_launch, choose_device, choose_processes, choose_strategy
 from finetune.config.rules_model import (
     check_adapter,
+    check_lengths,
     check_masters,
     check_model,
     effective_positions,
     model_facts,
 )
-from finetune.config.rules_trainer import check_data, check_tracking, check_trainer
+from finetune.config.rules_trainer import check_data, check_sources, check_tracking, check_trainer
 from finetune.config.schema import RunConfig, Strategy
 from finetune.errors import Problem, Refusal
 
@@ -81,6 +82,24 @@ def resolve(
     if problems or found:
         raise Refusal([*problems, *found], subject)
     return facts
+
+
+def resolve_rows(
+    config: RunConfig, *, devices: Devices, problems: Collection[Problem] = (), subject: str = "the config"
+) -> Batch:
+    """What data alone depends on, checked as `resolve` does it: any machine can prepare data.
+
+    The batch is that of the processes asked for, else one for each GPU here, else a single one.
+    """
+    case = Case(config, devices, NOTHING, None)
+    case.problems += out_of_range(config)
+    case.processes = config.launch.num_processes or max(devices.gpus, 1) * max(config.launch.num_machines, 1)
+    check_lengths(case, model_facts(config.model))
+    check_sources(case)
+    batch = resolve_batch(config.trainer, case.processes, case.problems)
+    if problems or case.problems:
+        raise Refusal([*problems, *case.problems], subject)
+    return batch
 
 
 def check(

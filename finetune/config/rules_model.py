@@ -51,7 +51,7 @@ def model_facts(model: ModelConfig) -> ModelFacts:
 
 def check_model(case: Case, facts: ModelFacts) -> None:
     """The model's files, its length limit and its attention."""
-    model, data = case.config.model, case.config.data
+    model = case.config.model
     if model.name_or_path.startswith(("/", "~")) and not Path(model.name_or_path).exists():
         case.refuse(f"model.name_or_path={model.name_or_path}", "there is no such folder")
     template = model.chat_template
@@ -65,17 +65,22 @@ def check_model(case: Case, facts: ModelFacts) -> None:
         case.refuse(
             f"model.attn_implementation={model.attn_implementation}", why, "Use sdpa, or leave the key out."
         )
+    check_lengths(case, facts)
+    if case.config.trainer.router_aux_loss_coef is not None and facts.model_type and not facts.num_experts:
+        why = f"{facts.model_type} has no experts, so there is no router to balance"
+        case.refuse(f"trainer.router_aux_loss_coef={case.config.trainer.router_aux_loss_coef:g}", why)
+
+
+def check_lengths(case: Case, facts: ModelFacts) -> None:
+    """How long a row may be, and whether rows may share one."""
     _check_length(case, facts)
-    if data.packing and facts.linear_attention:
+    if case.config.data.packing and facts.linear_attention:
         case.refuse(
             "data.packing=true",
             f"{facts.model_type or 'this model'} has layers of linear attention, which carry their state "
             "from one packed row into the next",
             "Use data.packing=false.",
         )
-    if case.config.trainer.router_aux_loss_coef is not None and facts.model_type and not facts.num_experts:
-        why = f"{facts.model_type} has no experts, so there is no router to balance"
-        case.refuse(f"trainer.router_aux_loss_coef={case.config.trainer.router_aux_loss_coef:g}", why)
 
 
 def effective_positions(model: ModelConfig, facts: ModelFacts) -> int | None:

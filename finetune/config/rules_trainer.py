@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from finetune.config.batch import Batch
 from finetune.config.case import FSDP, Case
 from finetune.config.packages import TRACKER_PACKAGES, bitsandbytes_problem, installed, optimizer_package
-from finetune.config.schema import Strategy, Tracker
+from finetune.config.schema import Format, SourceConfig, Strategy, Tracker
+from finetune.config.suggest import nearest
 from finetune.config.trainer_fields import trainer_fields
 from finetune.config.values import written
 
 NEEDS_EVALUATION = ("reduce_lr_on_plateau", "greedy")
 """Schedules that follow the evaluation loss."""
+
+OWN_FORMAT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def check_trainer(case: Case, batch: Batch) -> None:
@@ -43,10 +47,7 @@ def check_trainer(case: Case, batch: Batch) -> None:
 def check_data(case: Case) -> None:
     """Files that are not there, and evaluation that has nothing to read."""
     data, trainer = case.config.data, case.config.trainer
-    for name in ("train", "eval"):
-        for position, source in enumerate(getattr(data, name)):
-            if source.path.startswith(("/", "~")) and not Path(source.path).exists():
-                case.refuse(f"data.{name}.{position}.path={source.path}", "there is no such file or folder")
+    check_sources(case)
     if data.eval and data.eval_fraction:
         why = "both give rows for evaluation"
         case.refuse(f"data.eval and data.eval_fraction={data.eval_fraction:g}", why, "Leave one of them out.")
@@ -78,6 +79,44 @@ def check_data(case: Case) -> None:
             case.notes.append(
                 "nothing is evaluated while training (trainer.eval_strategy=no), though there are rows for it"
             )
+
+
+def check_sources(case: Case) -> None:
+    """Files that are not there, formats that are none, and parts of a mixture that do not add up."""
+    data = case.config.data
+    for name in ("train", "eval"):
+        sources: list[SourceConfig] = getattr(data, name)
+        for position, source in enumerate(sources):
+            key = f"data.{name}.{position}"
+            named = Path(source.path).expanduser()
+            if source.path.startswith(("/", "~")) and not set("*?[") & {*source.path} and not named.exists():
+                case.refuse(f"{key}.path={source.path}", "there is no such file or folder")
+            if source.format is not None and not OWN_FORMAT.fullmatch(source.format):
+                _format(case, f"{key}.format={source.format}", source.format)
+            elif source.format is not None and ":" in source.format and source.columns:
+                why = f"{source.format} makes the rows, and gives them the columns it likes"
+                case.refuse(f"{key}.columns", why, "Leave the mapping out.")
+            if source.weight is not None and not source.weight > 0:
+                case.refuse(f"{key}.weight={source.weight:g}", "must be greater than 0")
+        weighted = sum(source.weight is not None for source in sources)
+        if 0 < weighted < len(sources):
+            why = f"{weighted} of {len(sources)} sources have a weight"
+            case.refuse(f"data.{name}", why, "Give every source its weight, or none.")
+        if data.streaming and weighted == 0 and len(sources) > 1:
+            why = f"nothing says in which parts the {len(sources)} sources are read"
+            case.refuse(f"data.streaming=true and data.{name}", why, "Give every source its weight.")
+    if data.streaming and case.config.trainer.max_steps < 1:
+        why = "a stream has no known length"
+        case.refuse("data.streaming=true", why, "Set trainer.max_steps.")
+
+
+def _format(case: Case, where: str, given: str) -> None:
+    if given in list(Format):
+        return
+    near = nearest(given, list(Format))
+    meant = f"Did you mean {near}? " if near else ""
+    known = f"Known: {', '.join(Format)}; or a function of yours, written module:function."
+    case.refuse(where, "it is no format", f"{meant}{known}")
 
 
 def check_tracking(case: Case) -> None:

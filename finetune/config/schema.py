@@ -67,6 +67,15 @@ class Format(StrEnum):
     alpaca = "alpaca"
     sharegpt = "sharegpt"
     text = "text"
+    tokenized = "tokenized"
+
+
+class Thinking(StrEnum):
+    """What happens to the thoughts (`reasoning_content`, think blocks) of answers."""
+
+    keep = "keep"
+    off = "off"
+    mixed = "mixed"
 
 
 class PackingStrategy(StrEnum):
@@ -190,15 +199,25 @@ class SourceConfig:
     """One source of rows."""
 
     path: str = "???"
-    """A file (jsonl, json, csv, parquet, txt), a folder of such files, or a hub id."""
+    """A file (jsonl, json, csv, tsv, parquet, arrow, txt, each also as .gz or .zst), a folder or a glob of
+    such files, an address that fsspec knows (s3://, gs://, hf://), or a hub id.
+    """
     name: str | None = None
     """Hub: the data set's configuration; json: the field that holds the rows."""
     split: str | None = None
-    """Hub: the split to read; null: `train`."""
-    format: Format | None = None
-    """null: recognised from the columns, and printed."""
+    """Hub and folders: the split to read; null: `train`."""
+    revision: str | None = None
+    """Hub: branch, tag or commit; null: the newest."""
+    format: str | None = None
+    """One of `Format`, or a function of yours, `module:function`, that makes a row of one of them from a row
+    of the file (None: the row is left out). null: recognised from the columns, and printed.
+    """
     columns: dict[str, str] = field(default_factory=dict)
     """`{our name: column in the file}`, e.g. `{prompt: question, completion: answer}`."""
+    weight: float | None = None
+    """This source's part in the mixture, e.g. 3 and 1: three rows of one for each of the other. As many rows
+    as give these parts without a repeat are drawn by `seed`. On all sources or on none; null: every row.
+    """
     limit: int | None = None
     """Take only the first N rows; null: all."""
 
@@ -227,6 +246,16 @@ class DataConfig:
     loss_on: LossOn = LossOn.assistant
     """`assistant`: the answers and their end tokens (the completion of a prompt-completion row); plain text
     rows have no roles and are learnt whole."""
+    thinking: Thinking = Thinking.keep
+    """`keep`: thoughts are learnt as far as the chat template prints them. `off`: they are taken out, and the
+    saved chat template does not think unless it is told to. `mixed`: rows without a thought are told not to.
+    """
+    split_special_tokens: bool | None = None
+    """Read `<|im_end|>` and the like in the data as the letters they are, never as the token. null: in the
+    contents of conversations, but not in plain text, which may be rendered already.
+    """
+    streaming: bool = False
+    """Read and tokenise while training, for data larger than the disk: needs `trainer.max_steps`."""
     num_proc: int | None = None
     """Processes that tokenise; null: one for each core, at least 2,000 rows each."""
 

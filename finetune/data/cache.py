@@ -8,6 +8,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,14 @@ import pyarrow
 import tokenizers
 import transformers
 
-from finetune.config.schema import DataConfig
-from finetune.data.load import identity
+from finetune.config.schema import DataConfig, SourceConfig
+from finetune.data.own_format import function_source
+from finetune.data.read import identity
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Raised whenever the same input would be prepared differently than before."""
 
 STATISTICS = "statistics.json"
@@ -31,7 +33,13 @@ STATISTICS = "statistics.json"
 
 def cache_key(data: DataConfig, tokenizer: PreTrainedTokenizerFast, limits: dict[str, Any], seed: int) -> str:
     """Hash everything that decides what the prepared rows are."""
-    sources = {name: [[_settings(s), identity(s)] for s in getattr(data, name)] for name in ("train", "eval")}
+    sources = {
+        name: [
+            [_settings(s), identity(s, streaming=data.streaming and name == "train")]
+            for s in getattr(data, name)
+        ]
+        for name in ("train", "eval")
+    }
     options = (
         "eval_fraction",
         "max_length",
@@ -40,6 +48,8 @@ def cache_key(data: DataConfig, tokenizer: PreTrainedTokenizerFast, limits: dict
         "packing",
         "packing_strategy",
         "loss_on",
+        "thinking",
+        "split_special_tokens",
     )
     parts = {
         "code": CODE_VERSION,
@@ -47,7 +57,7 @@ def cache_key(data: DataConfig, tokenizer: PreTrainedTokenizerFast, limits: dict
         "sources": sources,
         "options": {name: getattr(data, name) for name in options},
         "limits": limits,
-        "seed": seed if data.eval_fraction else None,
+        "seed": seed if data.eval_fraction or any(s.weight for s in [*data.train, *data.eval]) else None,
         "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
         "special_tokens": tokenizer.special_tokens_map,
         "chat_template": tokenizer.chat_template,
@@ -79,5 +89,8 @@ def store(folder: Path, write: Callable[[Path], dict[str, Any]]) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _settings(source: Any) -> dict[str, Any]:
-    return {name: getattr(source, name) for name in ("path", "name", "split", "format", "columns", "limit")}
+def _settings(source: SourceConfig) -> dict[str, Any]:
+    settings = asdict(source)
+    if source.format is not None and ":" in source.format:
+        settings["function"] = function_source(source.format)
+    return settings

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from finetune.config.schema import LossOn
-from finetune.data.format import Example
+from finetune.config.schema import DataConfig, LossOn
+from finetune.data.control import ControlWords
+from finetune.data.convert import Example
 from finetune.data.mask import ChatMask, Span, Unmaskable
+from finetune.data.turns import unprinted_thoughts
 from finetune.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,20 +24,47 @@ if TYPE_CHECKING:
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
+ROW = np.dtype(
+    [
+        ("length", np.int64),
+        ("supervised", np.int64),
+        ("prompt", np.int64),
+        ("index", np.int64),
+        ("number", np.int64),
+        ("digest", np.uint64),
+    ]
+)
+"""Of each row: its tokens, those learnt (a first one never is: nothing predicts it), those before the first
+learnt one, its 0-based place among the rows read, its 1-based line or row in its file, a hash of its ids.
+"""
+
+SHARED = (
+    "answers begin within a token that also holds the blank or newline before them (the tokenizer joins the "
+    "two); it is learnt if it holds a word of the answer"
+)
+SPELLED = (
+    "rows spell control tokens of the chat template in their contents: read as the letters they are "
+    "(data.split_special_tokens=false reads them as the tokens)"
+)
+AS_TOKENS = (
+    "rows of plain text spell control tokens: read as the tokens (data.split_special_tokens=true reads them "
+    "as the letters they are)"
+)
+UNPRINTED = "answers have a thought that the chat template does not print: it is not learnt"
+
+
+NOT_LEARNT = -100
+
 
 @dataclass(slots=True)
 class Encoded:
-    """Token ids of many rows, one behind the other."""
+    """Token ids of many rows, one behind the other, and what is known of each row."""
 
     ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     learnt: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
-    lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    indices: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """0-based place of each row among the rows read."""
-    numbers: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """1-based line or row of each in its file."""
-    shared_tokens: int = 0
-    """Answers whose first token also holds a blank or newline of the template's header."""
+    rows: np.ndarray = field(default_factory=lambda: np.empty(0, ROW))
+    counts: Counter[str] = field(default_factory=Counter)
+    """What is worth telling of these rows, by the sentence that tells it."""
     inseparable: list[tuple[int, int]] = field(default_factory=list)
     """(index, number) of rows in which one token holds words of both an answer and the template."""
     bad: list[tuple[int, str, str]] = field(default_factory=list)
@@ -41,26 +72,30 @@ class Encoded:
 
 
 class Encoder:
-    """Turns canonical rows into ids and learnt marks, for one tokenizer and one `loss_on`."""
+    """Turns canonical rows into ids and learnt marks, for one tokenizer and the options of `data`."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, loss_on: LossOn) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, data: DataConfig) -> None:
         self.tokenizer = tokenizer
         self.backend = tokenizer.backend_tokenizer
         self.backend.no_truncation()
         self.backend.no_padding()
-        self.loss_on = loss_on
+        self.loss_on = data.loss_on
+        self.split_special_tokens = data.split_special_tokens
+        self.control = ControlWords(tokenizer)
         self.chat: ChatMask | None = None
         self.bytes_of = _bytes_of_tokens(tokenizer)
         self.before, self.after = self._ids_around_text()
         self.newline = self._newline_before_completions()
 
     def encode(self, examples: Sequence[Example]) -> Encoded:
-        """Encode rows of one form, all conversations or all plain."""
+        """Encode rows of one form: all conversations, all plain, or all token ids already."""
         if not examples:
             return Encoded()
         rows = _Rows()
         if examples[0].turns is not None:
             self._encode_chats(examples, rows)
+        elif examples[0].ids is not None:
+            self._take_ids(examples, rows)
         else:
             self._encode_plain(examples, rows)
         return rows.joined()
@@ -68,10 +103,9 @@ class Encoder:
     def _encode_chats(self, examples: Sequence[Example], rows: _Rows) -> None:
         if self.chat is None:
             self.chat = ChatMask(self.tokenizer)
-        texts: list[str] = []
-        spans: list[list[Span]] = []
-        kept: list[Example] = []
-        for example, text in zip(examples, self.chat.render(examples), strict=True):
+        shown = self._control_words_hidden(examples, rows)
+        ready: list[tuple[Example, str, list[Span]]] = []
+        for example, text in zip(shown, self.chat.render(shown), strict=True):
             try:
                 if not isinstance(text, str):
                     raise text
@@ -79,22 +113,49 @@ class Encoder:
                 where = self.chat.spans(example, text) if self.loss_on is not LossOn.all else [(0, len(text))]
             except UnicodeEncodeError as error:
                 rows.bad.append((example.number, f"holds half of a character pair: {error.reason}", ""))
-                continue
             except Unmaskable as error:
                 rows.bad.append((example.number, str(error), error.fix))
-                continue
             except UserError as error:
                 rows.bad.append((example.number, str(error), ""))
-                continue
-            texts.append(text)
-            spans.append(where)
-            kept.append(example)
-        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
-        for example, text, where, encoding in zip(kept, texts, spans, encodings, strict=True):
-            ids = encoding.ids
-            learnt = self._learnt(ids, text, where, rows)
-            if learnt is None:
+            else:
+                ready.append((example, text, where))
+        encodings = self.backend.encode_batch_fast([text for _, text, _ in ready], add_special_tokens=False)
+        for (example, text, where), encoding in zip(ready, encodings, strict=True):
+            self._add_chat(example, text, where, encoding.ids, rows)
+
+    def _control_words_hidden(self, examples: Sequence[Example], rows: _Rows) -> list[Example]:
+        if self.split_special_tokens is False:
+            return list(examples)
+        shown = []
+        for example in examples:
+            try:
+                shown.append(self.control.hide(example))
+            except UserError as error:
+                rows.bad.append((example.number, str(error), ""))
+        return shown
+
+    def _add_chat(self, example: Example, text: str, spans: list[Span], ids: list[int], rows: _Rows) -> None:
+        if self.control.is_hidden(text):
+            apart = self.control.encode(text, spans)
+            if apart is None:
                 rows.inseparable.append((example.index, example.number))
+                return
+            ids, text, spans = apart
+            rows.counts[SPELLED] += 1
+        learnt = self._learnt(ids, text, spans, rows)
+        if learnt is None:
+            rows.inseparable.append((example.index, example.number))
+            return
+        if example.thinking:
+            rows.counts[UNPRINTED] += unprinted_thoughts(example.turns or [], text)
+        rows.add(example, ids, learnt)
+
+    def _take_ids(self, examples: Sequence[Example], rows: _Rows) -> None:
+        for example in examples:
+            ids, labels = example.ids or [], example.labels
+            learnt = np.ones(len(ids), bool) if labels is None else np.array(labels) != NOT_LEARNT
+            if min(ids) < 0:
+                rows.bad.append((example.number, f"input_ids holds {min(ids)}, which is no token", ""))
             else:
                 rows.add(example, ids, learnt)
 
@@ -116,7 +177,7 @@ class Encoder:
                     return None
                 if not of_answer:
                     first += 1
-                rows.shared_tokens += 1
+                rows.counts[SHARED] += 1
             learnt[first:stop] = True
         return learnt
 
@@ -145,6 +206,9 @@ class Encoder:
                 good.append(example)
             except UnicodeEncodeError as error:
                 rows.bad.append((example.number, f"holds half of a character pair: {error.reason}", ""))
+        if not self.split_special_tokens:
+            spelled = (self.control.anywhere.search((e.prompt or "") + e.text) for e in good)
+            rows.counts[AS_TOKENS] += sum(match is not None for match in spelled)
         whole = [example.prompt is None for example in good]
         prompts = self._batch([example.prompt or "" for example in good])
         texts = self._batch(
@@ -162,7 +226,8 @@ class Encoder:
             rows.add(example, before + ids + tail, learnt)
 
     def _batch(self, texts: list[str]) -> list[Encoding]:
-        encodings: list[Encoding] = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        backend = self.control.bare if self.split_special_tokens else self.backend
+        encodings: list[Encoding] = backend.encode_batch_fast(texts, add_special_tokens=False)
         return encodings
 
     def _ids_around_text(self) -> tuple[list[int], list[int]]:
@@ -184,28 +249,25 @@ class Encoder:
 class _Rows:
     ids: list[int] = field(default_factory=list)
     learnt: list[np.ndarray] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    indices: list[int] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    shared_tokens: int = 0
+    rows: list[tuple[int, ...]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
     inseparable: list[tuple[int, int]] = field(default_factory=list)
     bad: list[tuple[int, str, str]] = field(default_factory=list)
 
     def add(self, example: Example, ids: list[int], learnt: np.ndarray) -> None:
         self.ids += ids
         self.learnt.append(learnt)
-        self.lengths.append(len(ids))
-        self.indices.append(example.index)
-        self.numbers.append(example.number)
+        digest = hashlib.blake2b(np.array(ids, np.int32).tobytes(), digest_size=8).digest()
+        supervised, prompt = int(learnt[1:].sum()), int(learnt.argmax())
+        place = (example.index, example.number)
+        self.rows.append((len(ids), supervised, prompt, *place, int.from_bytes(digest, "little")))
 
     def joined(self) -> Encoded:
         return Encoded(
             np.array(self.ids, np.int32),
             np.concatenate(self.learnt) if self.learnt else np.empty(0, bool),
-            np.array(self.lengths, np.int64),
-            np.array(self.indices, np.int64),
-            np.array(self.numbers, np.int64),
-            self.shared_tokens,
+            np.array(self.rows, ROW),
+            self.counts,
             self.inseparable,
             self.bad,
         )

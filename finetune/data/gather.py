@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from finetune.config.schema import DataConfig, SourceConfig
+from finetune.data.convert import convert
 from finetune.data.encode import Encoded, Encoder
-from finetune.data.format import Layout, convert, recognise
-from finetune.data.load import CHUNK_ROWS, SUBJECT, Chunk, read, refuse_rows
+from finetune.data.format import Layout, recognise
+from finetune.data.read import CHUNK_ROWS, Chunk, read, refuse_rows
+from finetune.data.rows import Dropped, Place, Rows, RowWriter
+from finetune.data.source import SUBJECT
 from finetune.errors import Problem, RunFailed, refuse
 
 if TYPE_CHECKING:
@@ -30,47 +33,33 @@ INSEPARABLE = "a token holds words of both an answer and the chat template"
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
-    """A row that is read and not trained on."""
-
-    reason: str
-    index: int
-    place: str
-    tokens: int = 0
-
-
-@dataclass(slots=True)
-class Rows:
-    """All rows of one list of sources: ids one behind the other, and where each row came from."""
-
-    ids: np.ndarray
-    learnt: np.ndarray
-    lengths: np.ndarray
-    starts: np.ndarray
-    """Where each row begins in `ids`."""
-    indices: np.ndarray
-    """0-based place among the rows read."""
-    numbers: np.ndarray
-    files: np.ndarray
-    """Which of `places` each row came from."""
-    places: list[str]
-    """File and unit, e.g. `train.jsonl line`."""
-    read: int
-    dropped: list[Dropped]
-    layouts: list[tuple[str, Layout]]
-    """(file, how it was read), one per file."""
-    shared_tokens: int
-
-    def place(self, row: int) -> str:
-        """Where a row came from, for people."""
-        return f"{self.places[self.files[row]]} {self.numbers[row]}"
-
-
-@dataclass(frozen=True, slots=True)
 class _Job:
     chunk: Chunk
     layout: Layout
     first_index: int
+    source: int
+
+
+@dataclass(slots=True)
+class Quota:
+    """How much of a streamed source is read; what was read so far is counted off."""
+
+    rows: int
+    tokens: int = 0
+    """0: rows alone count."""
+    longest: int | None = None
+    """A longer row counts for nothing."""
+
+    @property
+    def full(self) -> bool:
+        return self.rows <= 0 and self.tokens <= 0
+
+    def count(self, rows: np.ndarray) -> None:
+        usable = rows["supervised"] > 0
+        if self.longest is not None:
+            usable &= rows["length"] <= self.longest
+        self.rows -= int(usable.sum())
+        self.tokens -= int(rows["length"][usable].sum())
 
 
 @dataclass(slots=True)
@@ -80,67 +69,61 @@ class _Done:
     problems: list[Problem] = field(default_factory=list)
 
 
-def gather(sources: list[SourceConfig], data: DataConfig, tokenizer: PreTrainedTokenizerFast) -> Rows:
-    """Read every row of the sources, or refuse them with all bad rows named."""
-    layouts: list[tuple[str, Layout]] = []
-    places: list[str] = []
-    parts: list[Encoded] = []
-    files: list[np.ndarray] = []
-    dropped: list[Dropped] = []
+def gather(
+    sources: list[SourceConfig],
+    data: DataConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    writer: RowWriter,
+    quotas: list[Quota] | None = None,
+) -> Rows:
+    """Read every row of the sources (with `quotas`: no more than those), or refuse them with all bad rows
+    named.
+    """
     problems: list[Problem] = []
-    bad = rows_read = 0
-    for job, done in _results(_jobs(sources, data, tokenizer, layouts), data, tokenizer):
-        place = f"{job.chunk.file} {job.chunk.unit}"
-        if not places or places[-1] != place:
-            places.append(place)
-        rows_read += len(job.chunk.items)
+    bad = ahead = 0
+    for job, done in _results(_jobs(sources, data, tokenizer, quotas), data, tokenizer):
+        chunk = job.chunk
+        if quotas is not None:
+            if quotas[job.source].full:
+                ahead += len(chunk.items)  # read before the count was known: as if it never were
+                continue
+            quotas[job.source].count(done.encoded.rows)
+            done.encoded.rows["index"] -= ahead
+        writer.read += len(chunk.items)
         bad += len(done.problems)
         problems += done.problems[: SHOWN - len(problems)]
-        dropped += [Dropped(reason, index, f"{place} {number}") for reason, index, number in done.dropped]
-        if not bad:
-            parts.append(done.encoded)
-            files.append(np.full(len(done.encoded.lengths), len(places) - 1, np.int32))
+        if bad:
+            continue
+        writer.dropped += [
+            Dropped(reason, index - ahead, f"{chunk.file} {chunk.unit} {number}")
+            for reason, index, number in done.dropped
+        ]
+        writer.add(Place(chunk.file, chunk.unit, job.source, job.layout), done.encoded)
     if bad:
         raise refuse_rows(problems, bad)
-    lengths = _joined([part.lengths for part in parts], np.int64)
-    return Rows(
-        ids=_joined([part.ids for part in parts], np.int32),
-        learnt=_joined([part.learnt for part in parts], bool),
-        lengths=lengths,
-        starts=np.cumsum(lengths) - lengths,
-        indices=_joined([part.indices for part in parts], np.int64),
-        numbers=_joined([part.numbers for part in parts], np.int64),
-        files=_joined(files, np.int32),
-        places=places,
-        read=rows_read,
-        dropped=dropped,
-        layouts=layouts,
-        shared_tokens=sum(part.shared_tokens for part in parts),
-    )
-
-
-def _joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
+    return writer.finish()
 
 
 def _jobs(
     sources: list[SourceConfig],
     data: DataConfig,
     tokenizer: PreTrainedTokenizerFast,
-    layouts: list[tuple[str, Layout]],
+    quotas: list[Quota] | None,
 ) -> Iterator[_Job]:
     index = 0
-    for source in sources:
-        of_source: list[tuple[str, Layout]] = []
-        for chunk in read(source):
-            if not of_source or of_source[-1][0] != chunk.file:
-                layout = recognise(source, chunk, bool(tokenizer.chat_template), data.loss_on)
-                _refuse_chat_without_template(layout, chunk.file, tokenizer)
-                of_source.append((chunk.file, layout))
-                _refuse_mixture(of_source[0], of_source[-1], "format")
-                layouts.append(of_source[-1])
-                _refuse_mixture(layouts[0], layouts[-1], "form")
-            yield _Job(chunk, of_source[-1][1], index)
+    seen: list[tuple[SourceConfig, str, Layout]] = []
+    for number, source in enumerate(sources):
+        file = None
+        for chunk in read(source, streaming=quotas is not None):
+            if quotas is not None and quotas[number].full:
+                break
+            if chunk.file != file:
+                file = chunk.file
+                layout = recognise(source, chunk, tokenizer.chat_template, data)
+                _refuse_chat_without_template(layout, file, tokenizer)
+                seen.append((source, file, layout))
+                _refuse_mixture(seen[0], seen[-1])
+            yield _Job(chunk, layout, index, number)
             index += len(chunk.items)
 
 
@@ -156,21 +139,23 @@ def _refuse_chat_without_template(layout: Layout, file: str, tokenizer: PreTrain
     )
 
 
-def _refuse_mixture(first: tuple[str, Layout], other: tuple[str, Layout], what: str) -> None:
-    a, b = (first[1].format, other[1].format) if what == "format" else (first[1].form, other[1].form)
-    if a == b:
+def _refuse_mixture(first: tuple[SourceConfig, str, Layout], other: tuple[SourceConfig, str, Layout]) -> None:
+    """Rows of two formats are mixed only if the sources say so, and never those of two forms."""
+    (source, file, layout), (other_source, other_file, other_layout) = first, other
+    said = source is not other_source and source.format is not None and other_source.format is not None
+    if layout.form == other_layout.form and (said or layout.format is other_layout.format):
         return
-    columns = [
-        f"{file} has the columns {', '.join(layout.found)} ({layout})" for file, layout in (first, other)
-    ]
-    fix = (
-        "Files of one source must have one format."
-        if what == "format"
-        else "All sources must give one kind of row."
+    if layout.form != other_layout.form:
+        fix = "All sources must give one kind of row: train on one of them, or convert the other."
+    elif source is other_source:
+        fix = "Files of one source must have one format: give each file as a source of its own."
+    else:
+        fix = "If both are meant, say so with `format` on each source."
+    first_columns, other_columns = (
+        f"{name} has the columns {', '.join(it.found)} ({it})"
+        for name, it in ((file, layout), (other_file, other_layout))
     )
-    raise refuse(
-        columns[0], columns[1], f"{fix} Train on one of them, or convert the other.", subject=SUBJECT
-    )
+    raise refuse(first_columns, other_columns, fix, subject=SUBJECT)
 
 
 def _results(
@@ -184,7 +169,7 @@ def _results(
     if processes > 1 and len(first) > 1 and sys.platform == "linux":
         yield from _in_processes(chain(first, jobs), processes, data, tokenizer)
         return
-    encoder = Encoder(tokenizer, data.loss_on)
+    encoder = Encoder(tokenizer, data)
     for job in chain(first, jobs):
         yield job, _run(job, encoder)
 
@@ -216,7 +201,7 @@ _encoder: Encoder | None = None
 def _start_child(tokenizer: PreTrainedTokenizerFast, data: DataConfig) -> None:
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
-    _encoder = Encoder(tokenizer, data.loss_on)
+    _encoder = Encoder(tokenizer, data)
 
 
 def _run_in_child(job: _Job) -> _Done:

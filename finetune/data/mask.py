@@ -11,12 +11,22 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
-from finetune.data.format import Example
+from finetune.data.convert import Example
+from finetune.data.turns import THOUGHT
 from finetune.errors import UserError, refuse
-from finetune.model.tokenizer import SLOT, TemplateRefused, added_tokens, answer_tail, render, render_all
+from finetune.model.tokenizer import (
+    SLOT,
+    TemplateRefused,
+    added_tokens,
+    answer_end,
+    answer_tail,
+    borrowed_ends,
+    render,
+    render_all,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -57,10 +67,12 @@ class ChatMask:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
         self.tokens = added_tokens(tokenizer)
-        self.end = self.tokens.search(answer_tail(tokenizer))
+        end = answer_end(tokenizer)
+        self.borrowed = borrowed_ends(tokenizer)
+        self.ends = re.compile("|".join(map(re.escape, self.borrowed or [end])))
         self.skeletons: dict[str, Skeleton | None] = {}
         self.header = self._header()
-        if self.end is None:
+        if not end:
             raise refuse(
                 f"the chat template of {tokenizer.name_or_path}",
                 f"after an answer it prints {answer_tail(tokenizer)!r}, which has no end token in it: "
@@ -71,9 +83,10 @@ class ChatMask:
 
     def render(self, examples: Sequence[Example]) -> list[str | UserError]:
         """Render each conversation; a refused one gives its error instead."""
-        if examples and not any(example.tools for example in examples):
+        if examples and not any(example.tools or example.thinking is not None for example in examples):
             try:
-                return list(render_all(self.tokenizer, [example.turns or [] for example in examples]))
+                texts = render_all(self.tokenizer, [example.turns or [] for example in examples])
+                return [self._ended(text, e.turns or []) for text, e in zip(texts, examples, strict=True)]
             except TemplateRefused:
                 log.debug("a row of this batch is refused by the chat template; rendering row by row")
         return [self._render_one(example) for example in examples]
@@ -82,7 +95,7 @@ class ChatMask:
         """Find the learnt characters of `text`, the rendered example."""
         turns = example.turns
         assert turns is not None
-        skeleton = self._skeleton(turns, example.tools)
+        skeleton = self._skeleton(example)
         places = _places(skeleton, turns, text) if skeleton else None
         if skeleton is None or places is None or not skeleton.learnt_after.keys() >= set(example.answers):
             return [self._span_by_prefix(example, answer, text, skeleton) for answer in example.answers]
@@ -97,24 +110,36 @@ class ChatMask:
     def _render_one(self, example: Example) -> str | UserError:
         assert example.turns is not None
         try:
-            return render(self.tokenizer, example.turns, tools=example.tools)
+            return self._render(example.turns, _options(example))
         except TemplateRefused as error:
             return error
 
-    def _skeleton(self, turns: list[dict[str, Any]], tools: list[Any] | None) -> Skeleton | None:
-        simple = tools is None and all(len(turn) == 2 for turn in turns)
+    def _render(self, turns: list[dict[str, Any]], options: dict[str, Any]) -> str:
+        return self._ended(render(self.tokenizer, turns, **options), turns)
+
+    def _ended(self, text: str, turns: list[dict[str, Any]]) -> str:
+        """Put the end behind a last answer that the template leaves open."""
+        if not self.borrowed or turns[-1]["role"] != "assistant":
+            return text
+        called = "tool_calls" in turns[-1] and len(self.borrowed) > 1
+        return text + self.borrowed[1 if called else 0]
+
+    def _skeleton(self, example: Example) -> Skeleton | None:
+        turns = example.turns or []
+        simple = all(len(turn) == 2 for turn in turns)
         shape = [turn["role"] if simple else {**turn, "content": ""} for turn in turns]
-        key = json.dumps([shape, tools], sort_keys=True, default=str)
+        options = _options(example)
+        key = json.dumps([shape, options], sort_keys=True, default=str)
         if key not in self.skeletons:
             if len(self.skeletons) > 10_000:
                 self.skeletons.clear()
-            self.skeletons[key] = self._build_skeleton(turns, tools)
+            self.skeletons[key] = self._build_skeleton(turns, options)
         return self.skeletons[key]
 
-    def _build_skeleton(self, turns: list[dict[str, Any]], tools: list[Any] | None) -> Skeleton | None:
+    def _build_skeleton(self, turns: list[dict[str, Any]], options: dict[str, Any]) -> Skeleton | None:
         marked = [{**turn, "content": SLOT.format(place)} for place, turn in enumerate(turns)]
         try:
-            text, generated = self._render_with_markers(marked, tools)
+            text, generated = self._render_with_markers(marked, options)
         except TemplateRefused:
             return None
         starts = {place: text.find(SLOT.format(place)) for place in range(len(turns))}
@@ -138,37 +163,36 @@ class ChatMask:
             after = self._length_through_end(pieces[number + 1], calls_tools="tool_calls" in turns[place])
             if after is None:
                 continue
-            begin = starts[place] - self._length_to_learn(marked, place, tools, text, pieces[number])
+            begin = starts[place] - self._length_to_learn(marked, place, options, text, pieces[number])
             begin = max([begin, *covering])
             skeleton.learnt_before[place] = starts[place] - begin
             skeleton.learnt_after[place] = after
         return skeleton
 
     def _render_with_markers(
-        self, turns: list[dict[str, Any]], tools: list[Any] | None
+        self, turns: list[dict[str, Any]], options: dict[str, Any]
     ) -> tuple[str, list[Span] | None]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        text = render(self.tokenizer, turns, tools=tools)
-        template = self.tokenizer.get_chat_template(None, tools)
+        text = self._render(turns, options)
+        template = self.tokenizer.get_chat_template(None, options.get("tools"))
         if not MARKERS.search(template):
             return text, None
         rendered, spans = render_jinja_template(
             conversations=[turns],
-            tools=tools,
             chat_template=template,
             return_assistant_tokens_mask=True,
-            **self.tokenizer.special_tokens_map,
+            **{**self.tokenizer.special_tokens_map, **options},
         )
-        return rendered[0], spans[0]
+        return self._ended(rendered[0], turns), spans[0]
 
     def _length_to_learn(
-        self, turns: list[dict[str, Any]], place: int, tools: list[Any] | None, text: str, before: str
+        self, turns: list[dict[str, Any]], place: int, options: dict[str, Any], text: str, before: str
     ) -> int:
         """How many characters before an answer's content come after the prompt of its generation."""
         if EMPTY_THOUGHT.search(before):
             return 0
-        prompt = self._prompt(turns[:place], tools)
+        prompt = self._prompt(turns[:place], options)
         if prompt is not None and text.startswith(prompt):
             length = text.find(SLOT.format(place)) - len(prompt)
             return length if 0 <= length <= len(before) else 0
@@ -177,13 +201,11 @@ class ChatMask:
 
     def _length_through_end(self, after: str, *, calls_tools: bool) -> int | None:
         """How many characters after an answer belong to it: its tool calls if any, through the end token."""
-        assert self.end is not None
-        place = after.find(self.end.group())
-        first = self.tokens.search(after)
+        end, first = self.ends.search(after), self.tokens.search(after)
         if first is None:
             return None
-        if place == first.start() or (calls_tools and place >= 0):
-            return place + len(self.end.group())
+        if end is not None and (calls_tools or end.start() == first.start()):
+            return end.end()
         if BEFORE_END.match(after[: first.start()]) and first.group() not in self.header:
             return first.end()
         return None
@@ -191,12 +213,12 @@ class ChatMask:
     def _header(self) -> str:
         """What the template adds when an answer is to be generated (`<|im_start|>assistant\\n`)."""
         turns = [{"role": "user", "content": SLOT.format(0)}]
-        with_header, without = self._prompt(turns, None), render(self.tokenizer, turns)
+        with_header, without = self._prompt(turns, {}), render(self.tokenizer, turns)
         return with_header[len(without) :] if with_header and with_header.startswith(without) else ""
 
-    def _prompt(self, turns: list[dict[str, Any]], tools: list[Any] | None) -> str | None:
+    def _prompt(self, turns: list[dict[str, Any]], options: dict[str, Any]) -> str | None:
         try:
-            return render(self.tokenizer, turns, tools=tools, add_generation_prompt=True)
+            return render(self.tokenizer, turns, **options, add_generation_prompt=True)
         except TemplateRefused:
             return None
 
@@ -204,22 +226,18 @@ class ChatMask:
         """Find an answer right behind the prompt that leads to it: for templates that read the contents."""
         turns = example.turns
         assert turns is not None
-        prompt = self._prompt(turns[:answer], example.tools)
+        prompt = self._prompt(turns[:answer], _options(example))
         if prompt is None or not text.startswith(prompt):
             raise Unmaskable(
                 f"turn {answer + 1} does not continue the prompt that the template makes of the turns before"
             )
         start = len(prompt)
-        thought = re.compile(r"\s*(?:<think>)?\s*</think>\s*").match(text, start)
-        content = turns[answer]["content"]
-        if prompt.rstrip().endswith("<think>") and content.lstrip().startswith("<think>"):
-            content = (
-                content.lstrip().removeprefix("<think>").lstrip("\n")
-            )  # the prompt has opened the thought
-        leads = {start: start, **({thought.end(): thought.end()} if thought else {})}
+        empty = re.compile(r"\s*(?:<think>)?\s*</think>\s*").match(text, start)
+        leads = {**({empty.end(): empty.end()} if empty else {}), start: start}
         if skeleton is not None and answer in skeleton.learnt_before:
             leads[start + skeleton.learnt_before[answer]] = start
-        for content_start, learnt_start in leads.items():
+        contents = _with_and_without_thought(turns[answer]["content"], opened="<think>" in prompt[-20:])
+        for (content_start, learnt_start), content in product(leads.items(), contents):
             for variant in _variants(content):
                 if text.startswith(variant, content_start):
                     stop = content_start + len(variant)
@@ -230,6 +248,25 @@ class ChatMask:
             f"turn {answer + 1}: the chat template does not print this answer as it is in the data, but as "
             f"{_excerpt(text[start : start + 60])}"
         )
+
+
+def _with_and_without_thought(content: str, *, opened: bool) -> list[str]:
+    """An answer as templates may print it; with `opened` the prompt has begun its thought already."""
+    written = THOUGHT.match(content)
+    if written is None:
+        return [content]
+    whole = content.lstrip().removeprefix("<think>").lstrip("\n") if opened else content
+    return [whole, content[written.end() :]]
+
+
+def _options(example: Example) -> dict[str, Any]:
+    """What the chat template is told beside the turns; templates call the switch for thinking either name."""
+    options: dict[str, Any] = {}
+    if example.tools:
+        options["tools"] = example.tools
+    if example.thinking is not None:
+        options |= {"enable_thinking": example.thinking, "thinking": example.thinking}
+    return options
 
 
 def _places(skeleton: Skeleton, turns: list[dict[str, Any]], text: str) -> dict[int, Span] | None:

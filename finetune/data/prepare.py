@@ -5,33 +5,41 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from finetune import hub
-from finetune.config.schema import DataConfig, ModelConfig
+from finetune.config.schema import DataConfig, ModelConfig, TooLong
 from finetune.data import statistics
 from finetune.data.cache import cache_key, store, stored
-from finetune.data.gather import gather
-from finetune.data.load import SUBJECT
-from finetune.data.split import Split, common_rows, divide, finish, save
+from finetune.data.gather import Quota, gather
+from finetune.data.rows import Rows, RowWriter
+from finetune.data.source import SUBJECT
+from finetune.data.split import common_rows, divide, finish, save
 from finetune.errors import refuse
 from finetune.model.tokenizer import load_tokenizer, turn_end
+from finetune.report.data_page import data_page
 
 if TYPE_CHECKING:
-    import numpy as np
     from transformers import PreTrainedTokenizerFast
+
+PAGE = "data.html"
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """Where the prepared rows are, and what is to be said about them."""
+    """The files of the prepared rows (`datasets.Dataset.from_file`), and what is to be said about them."""
 
     train: Path
     eval: Path | None
     statistics: dict[str, Any]
     """`{"train": {...}, "eval": {...} or None}`, as `prepare --json` prints it."""
     lines: list[str]
+    page: Path
+    """The same as HTML, with samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +57,13 @@ def cache_root() -> Path:
     return Path(os.environ.get("FINETUNE_CACHE") or Path.home() / ".cache" / "finetune").expanduser()
 
 
-def prepare_data(data: DataConfig, model: ModelConfig, seed: int, cache_dir: Path) -> PreparedData:
-    """Load, check, convert, tokenise, mask and pack the data, or find it in the cache. Imports no torch."""
+def prepare_data(
+    data: DataConfig, model: ModelConfig, seed: int, cache_dir: Path, rows_needed: int = 0
+) -> PreparedData:
+    """Load, check, convert, tokenise, mask and pack the data, or find it in the cache. Imports no torch.
+
+    `rows_needed`: finished rows after which a stream (`data.streaming`) is read no further.
+    """
     if not data.train:
         raise refuse(
             "data.train=[]", "there is nothing to train on", "data.train='[{path: FILE}]'", subject=SUBJECT
@@ -66,23 +79,23 @@ def prepare_data(data: DataConfig, model: ModelConfig, seed: int, cache_dir: Pat
     if data.packing and max_length is None:
         why = "packing needs a length, and the model's positions are not known"
         raise refuse("data.max_length=null", why, "Set data.max_length.", subject=SUBJECT)
-    folder = (
-        cache_dir / "data" / cache_key(data, tokenizer, {"max": max_length, "rows": limits.embeddings}, seed)
-    )
+    what = {"max": max_length, "embeddings": limits.embeddings, "needed": rows_needed * data.streaming}
+    folder = cache_dir / "data" / cache_key(data, tokenizer, what, seed)
     said = stored(folder)
     hit = said is not None
     if said is None:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        store(folder, lambda place: _prepare(data, tokenizer, limits, max_length, seed, place))
+        store(folder, lambda place: _prepare(data, tokenizer, limits, max_length, seed, place, rows_needed))
         said = stored(folder)
         assert said is not None
     for split in ("train", "eval"):
         if said["statistics"][split] is not None:
             said["statistics"][split]["cache"] = "hit" if hit else "miss"
     return PreparedData(
-        train=folder / "train",
-        eval=folder / "eval" if said["statistics"]["eval"] is not None else None,
+        train=folder / "train.arrow",
+        eval=folder / "eval.arrow" if said["statistics"]["eval"] is not None else None,
         statistics=said["statistics"],
+        page=folder / PAGE,
         lines=[*said["lines"], f"prepared data {'found in' if hit else 'written to'} the cache: {folder}"],
     )
 
@@ -129,11 +142,18 @@ def _prepare(
     max_length: int | None,
     seed: int,
     place: Path,
+    rows_needed: int,
 ) -> dict[str, Any]:
-    rows = gather(data.train, data, tokenizer)
+    quotas = stream_quotas(data, rows_needed, max_length) if data.streaming else None
+    rows = gather(data.train, data, tokenizer, RowWriter(place, "train"), quotas)
     train_indices, eval_indices = divide(rows, data.eval_fraction, seed)
-    train = finish("train", rows, train_indices, data, max_length)
-    held_out = _held_out(data, tokenizer, rows, eval_indices, max_length)
+    train = finish("train", rows, train_indices, data, data.train, max_length, seed)
+    held_out = None
+    if data.eval:
+        own = gather(data.eval, data, tokenizer, RowWriter(place, "eval"))
+        held_out = finish("eval", own, np.arange(own.read), data, data.eval, max_length, seed)
+    elif len(eval_indices):
+        held_out = finish("eval", rows, eval_indices, data, data.train, max_length, seed)
     splits = {"train": train, "eval": held_out}
     said: dict[str, dict[str, Any] | None] = {"train": None, "eval": None}
     end = tokenizer.convert_ids_to_tokens(turn_end(tokenizer))
@@ -142,30 +162,32 @@ def _prepare(
         if split is None:
             continue
         counted = said[name] = statistics.numbers(split, tokenizer, max_length, data.packing)
-        _refuse_ids_outside(counted["max_token_id"], limits, tokenizer)
-        lines += statistics.lines(name, split, counted, data)
+        _refuse_ids_outside(split.rows, limits, tokenizer)
+        lines += statistics.lines(split, counted, data)
         if split is held_out:
             copies = counted["rows_also_in_train"] = common_rows(train, held_out)
             lines += [f"eval: {copies} rows are exact copies of training rows"] if copies else []
-        save(split, place / name)
+        save(split, place / f"{name}.arrow")
+    (place / PAGE).write_text(data_page(said, lines), encoding="utf-8")
     return {"statistics": said, "lines": lines}
 
 
-def _held_out(
-    data: DataConfig,
-    tokenizer: PreTrainedTokenizerFast,
-    rows: Any,
-    indices: np.ndarray,
-    max_length: int | None,
-) -> Split | None:
-    if data.eval:
-        own = gather(data.eval, data, tokenizer)
-        return finish("eval", own, divide(own, 0.0, 0)[0], data, max_length)
-    return finish("eval", rows, indices, data, max_length) if len(indices) else None
+def stream_quotas(data: DataConfig, rows_needed: int, max_length: int | None) -> list[Quota]:
+    """How much of each source a stream reads: enough rows (packed: tokens) for the steps, by weight."""
+    rows = rows_needed / (1 - data.eval_fraction)
+    weights = [source.weight or 1.0 for source in data.train]
+    return [
+        Quota(
+            rows=ceil(rows * weight / sum(weights)),
+            tokens=ceil(rows * weight / sum(weights)) * (max_length or 0) if data.packing else 0,
+            longest=max_length if data.too_long is not TooLong.truncate else None,
+        )
+        for weight in weights
+    ]
 
 
-def _refuse_ids_outside(max_token_id: int, limits: Limits, tokenizer: PreTrainedTokenizerFast) -> None:
-    highest = max(max_token_id, tokenizer.pad_token_id or 0)
+def _refuse_ids_outside(rows: Rows, limits: Limits, tokenizer: PreTrainedTokenizerFast) -> None:
+    highest = max(rows.max_token_id, tokenizer.pad_token_id or 0)
     if limits.embeddings is None or highest < limits.embeddings:
         return
     raise refuse(

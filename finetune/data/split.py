@@ -1,4 +1,4 @@
-"""From encoded rows to the finished rows of a split: lengths kept, rows packed, everything counted."""
+"""From encoded rows to the rows of a split: cut or dropped by length, drawn by weight, packed, counted."""
 
 from __future__ import annotations
 
@@ -7,21 +7,34 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pyarrow
 
-from finetune.config.schema import DataConfig, TooLong
-from finetune.data.gather import SHOWN, Dropped, Rows
-from finetune.data.load import SUBJECT
+from finetune.config.schema import DataConfig, SourceConfig, TooLong
+from finetune.data.encode import NOT_LEARNT
+from finetune.data.gather import SHOWN
 from finetune.data.pack import pack
+from finetune.data.rows import Dropped, Rows
+from finetune.data.source import SUBJECT
 from finetune.errors import Problem, Refusal, refuse
 
-NOT_LEARNT = -100
 TOKENS_PER_BATCH = 4_000_000
 
 LONGER = "longer than data.max_length"
 CUT_EMPTY = "no token left to learn after cutting to data.max_length"
+NOT_SUPERVISED = "no supervised token (a row's first one has nothing to be predicted from)"
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What the mixture takes of one source."""
+
+    source: str
+    weight: float
+    rows: int
+    """Rows of it that are used."""
+    usable: int
+    """Rows of it that could be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +45,22 @@ class Split:
     rows: Rows
     lengths: np.ndarray
     """Of each row of `rows`, after cutting."""
+    supervised: np.ndarray
+    """Learnt tokens of each row of `rows`, after cutting."""
     groups: list[list[int]]
     """The rows of each finished row."""
     read: int
     dropped: list[Dropped]
+    drawn: list[Drawn]
+    """Empty: every usable row is used."""
     truncated: int
-    longest: tuple[int, str]
-    """Tokens of the longest row before cutting, and where it is."""
+    longest: np.ndarray
+    """The longest rows before cutting, longest first."""
 
     @property
-    def used(self) -> list[int]:
+    def used(self) -> np.ndarray:
         """The rows that are kept, in the order of the source."""
-        return sorted(row for group in self.groups for row in group)
-
-    @property
-    def packed(self) -> bool:
-        return any(len(group) > 1 for group in self.groups)
+        return np.sort(np.array([row for group in self.groups for row in group], np.int64))
 
     def part(self, row: int) -> slice:
         """Where the row lies in `rows.ids` and `rows.learnt`."""
@@ -65,47 +78,77 @@ def divide(rows: Rows, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarr
     return np.sort(order[num_eval:]), np.sort(order[:num_eval])
 
 
-def finish(name: str, rows: Rows, indices: np.ndarray, data: DataConfig, max_length: int | None) -> Split:
-    """Keep, cut or drop each row by its length, pack, and refuse a split that lost too much."""
-    members = (
-        np.flatnonzero(np.isin(rows.indices, indices))
-        if len(indices) < rows.read
-        else np.arange(len(rows.lengths))
-    )
-    lengths = rows.lengths.copy()
+def finish(
+    name: str,
+    rows: Rows,
+    indices: np.ndarray,
+    data: DataConfig,
+    sources: list[SourceConfig],
+    max_length: int | None,
+    seed: int,
+) -> Split:
+    """Keep, cut or drop each row by its length, draw, pack, and refuse a split that lost too much."""
+    inside = np.zeros(rows.read, bool)
+    inside[indices] = True
+    members = np.flatnonzero(inside[rows.table["index"]])
+    dropped = [entry for entry in rows.dropped if inside[entry.index]]
+    lengths, supervised = rows.lengths.copy(), rows.table["supervised"].copy()
     limit = max_length if max_length is not None else np.iinfo(np.int64).max
     over = members[lengths[members] > limit]
-    inside = set(indices.tolist()) if len(indices) < rows.read else None
-    dropped = [entry for entry in rows.dropped if inside is None or entry.index in inside]
     if len(over) and data.too_long is TooLong.error:
         raise _too_long(name, rows, over, limit)
-    kept = members
     if data.too_long is TooLong.truncate:
         lengths[over] = limit
-        learnt_before = np.concatenate(([0], np.cumsum(rows.learnt)))
-        left = learnt_before[rows.starts + lengths] - learnt_before[rows.starts]
-        without = members[left[members] == 0]
-        dropped += [
-            Dropped(CUT_EMPTY, int(rows.indices[r]), rows.place(r), int(rows.lengths[r])) for r in without
-        ]
-        kept = members[left[members] > 0]
-    else:
-        dropped += [Dropped(LONGER, int(rows.indices[r]), rows.place(r), int(rows.lengths[r])) for r in over]
-        kept = members[lengths[members] <= limit]
+        starts = rows.starts[over].tolist()
+        supervised[over] = [int(rows.learnt[start + 1 : start + limit].sum()) for start in starts]
+    for row in members[(lengths[members] > limit) | (supervised[members] == 0)]:
+        uncut = NOT_SUPERVISED if rows.lengths[row] <= limit else CUT_EMPTY
+        reason = LONGER if lengths[row] > limit else uncut
+        dropped.append(
+            Dropped(reason, int(rows.table["index"][row]), rows.place(row), int(rows.lengths[row]))
+        )
     dropped.sort(key=lambda entry: entry.index)
-    longest = int(members[np.argmax(rows.lengths[members])]) if len(members) else -1
+    usable = members[(lengths[members] <= limit) & (supervised[members] > 0)]
+    kept, drawn = _draw(usable, rows, sources, seed)
     split = Split(
         name=name,
         rows=rows,
         lengths=lengths,
+        supervised=supervised,
         groups=_groups(kept, lengths, data, max_length),
         read=len(indices),
         dropped=dropped,
+        drawn=drawn,
         truncated=len(np.intersect1d(over, kept)),
-        longest=(int(rows.lengths[longest]), rows.place(longest)) if longest >= 0 else (0, ""),
+        longest=members[np.argsort(-rows.lengths[members], kind="stable")[:5]],
     )
     _refuse_losses(split, data, max_length)
     return split
+
+
+def _draw(
+    usable: np.ndarray, rows: Rows, sources: list[SourceConfig], seed: int
+) -> tuple[np.ndarray, list[Drawn]]:
+    """Draw from each source its part of the mixture: as many rows as there are without a repeat."""
+    weights = [source.weight for source in sources if source.weight is not None]
+    if not weights:
+        return usable, []
+    of_source = [usable[rows.sources()[usable] == number] for number in range(len(sources))]
+    unit = min(len(own) / weight for own, weight in zip(of_source, weights, strict=True))
+    taken = [min(len(own), round(unit * weight)) for own, weight in zip(of_source, weights, strict=True)]
+    drawn = [
+        Drawn(source.path, weight, count, len(own))
+        for source, weight, count, own in zip(sources, weights, taken, of_source, strict=True)
+    ]
+    empty = next((part for part in drawn if part.rows == 0), None)
+    if empty is not None:
+        why = f"weight {empty.weight:g} of it comes to no row ({empty.usable} usable rows)"
+        raise refuse(f"data source {empty.source}", why, "Give it more weight or rows.", subject=SUBJECT)
+    chosen = [
+        np.random.default_rng((seed, number)).permutation(own)[:count]
+        for number, (own, count) in enumerate(zip(of_source, taken, strict=True))
+    ]
+    return np.sort(np.concatenate(chosen)), drawn
 
 
 def _groups(
@@ -116,24 +159,15 @@ def _groups(
     return [kept[group].tolist() for group in map(np.array, pack(lengths[kept], max_length))]
 
 
-def save(split: Split, folder: Path) -> None:
-    """Write the finished rows in the layout of `datasets.Dataset.save_to_disk`."""
-    stream = folder.with_name(f"{folder.name}.arrow")
+def save(split: Split, file: Path) -> None:
+    """Write the finished rows as an Arrow stream, as `datasets.Dataset.from_file` opens it."""
     schema = pyarrow.schema(
         [(name, pyarrow.list_(pyarrow.int32())) for name in ("input_ids", "labels", "seq_lengths")]
         + [("row", pyarrow.list_(pyarrow.int64()))]
     )
-    with pyarrow.OSFile(str(stream), "wb") as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
+    with pyarrow.OSFile(str(file), "wb") as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
         for batch in _batches(split, schema):
             writer.write_batch(batch)
-    quiet = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        datasets.Dataset.from_file(str(stream)).save_to_disk(folder)
-    finally:
-        if not quiet:
-            datasets.enable_progress_bars()
-    stream.unlink()
 
 
 def _batches(split: Split, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
@@ -158,7 +192,7 @@ def _batches(split: Split, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBat
             pyarrow.ListArray.from_arrays(tokens_of_group, pyarrow.array(ids)),
             pyarrow.ListArray.from_arrays(tokens_of_group, pyarrow.array(labels)),
             pyarrow.ListArray.from_arrays(documents, pyarrow.array(lengths.astype(np.int32))),
-            pyarrow.ListArray.from_arrays(documents, pyarrow.array(split.rows.indices[rows])),
+            pyarrow.ListArray.from_arrays(documents, pyarrow.array(split.rows.table["index"][rows])),
         ]
         yield pyarrow.RecordBatch.from_arrays(columns, schema=schema)
         batch, tokens = [], 0
@@ -166,8 +200,8 @@ def _batches(split: Split, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBat
 
 def common_rows(train: Split, held_out: Split) -> int:
     """Count held-out rows whose very tokens are also trained on."""
-    trained = {train.rows.ids[train.part(row)].tobytes() for row in train.used}
-    return sum(held_out.rows.ids[held_out.part(row)].tobytes() in trained for row in held_out.used)
+    trained = train.rows.table["digest"][train.used]
+    return int(np.isin(held_out.rows.table["digest"][held_out.used], trained).sum())
 
 
 def _too_long(name: str, rows: Rows, over: np.ndarray, limit: int) -> Refusal:
@@ -189,24 +223,15 @@ def _refuse_losses(split: Split, data: DataConfig, max_length: int | None) -> No
         first = [entry for entry in split.dropped if entry.reason == reason][:5]
         rows = ", ".join(f"{e.place} ({e.tokens} tokens)" if e.tokens else e.place for e in first)
         problems.append(Problem(f"{count} x {reason}", f"first {rows}"))
-    if any(reason in (LONGER, CUT_EMPTY) for reason in reasons):
-        longest, place = split.longest
-        prompt = _longest_prompt(split)
-        why = f"the longest row has {longest} tokens ({place}), the longest prompt {prompt}"
+    if any(reason in (LONGER, CUT_EMPTY) for reason in reasons) and len(split.longest):
+        row = split.longest[0]
+        prompt = split.rows.table["prompt"].max()
+        why = f"the longest row has {split.rows.lengths[row]} tokens ({split.rows.place(row)}), "
         fix = "Raise data.max_length, or shorten those rows."
-        problems.append(Problem(f"data.max_length={max_length}", why, fix))
+        problems.append(Problem(f"data.max_length={max_length}", f"{why}the longest prompt {prompt}", fix))
     if split.groups:
         why = f"{len(split.dropped)} of {split.read} rows ({share:.1%}) would be dropped"
         fix = f"Correct the data, or allow it: data.max_dropped={min(1.0, np.ceil(share * 100) / 100):g}"
         problems.append(Problem(f"data.max_dropped={data.max_dropped:g}", why, fix))
     left = "no row is left to learn from" if not split.groups else "too many rows are dropped"
     raise Refusal(problems, f"{SUBJECT} ({split.name}): {left}")
-
-
-def _longest_prompt(split: Split) -> int:
-    """Tokens before the first learnt one, at most."""
-    positions = np.flatnonzero(split.rows.learnt)
-    starts = split.rows.starts
-    place = np.searchsorted(positions, starts)
-    known = place < len(positions)
-    return int((positions[place[known]] - starts[known]).max(initial=0))

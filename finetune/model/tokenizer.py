@@ -52,10 +52,9 @@ def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerFast:
 
 def turn_end(tokenizer: PreTrainedTokenizerFast) -> int:
     """Id of the token with which an answer ends: the chat template's, else the tokenizer's end of text."""
-    text = answer_tail(tokenizer)
-    token = text and added_tokens(tokenizer).search(text)
-    if token:
-        return int(tokenizer.convert_tokens_to_ids(token.group()))
+    ends = added_tokens(tokenizer).findall(answer_end(tokenizer))
+    if ends:
+        return int(tokenizer.convert_tokens_to_ids(ends[-1]))
     if tokenizer.eos_token_id is None:
         raise refuse(
             f"tokenizer {tokenizer.name_or_path}",
@@ -67,12 +66,44 @@ def turn_end(tokenizer: PreTrainedTokenizerFast) -> int:
 
 
 def answer_tail(tokenizer: PreTrainedTokenizerFast) -> str:
-    """What the chat template prints after the last answer (`<|im_end|>\\n`); empty without a template."""
+    """What ends the last answer (`<|im_end|>\\n`): printed by the chat template, else borrowed from the turn
+    that would follow; empty without a template.
+    """
     if not tokenizer.chat_template:
         return ""
-    question, answer = SLOT.format(0), SLOT.format(1)
-    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return render(tokenizer, turns).partition(answer)[2]
+    own = _after_answer(tokenizer)
+    return own if added_tokens(tokenizer).search(own) else own + "".join(borrowed_ends(tokenizer)[:1])
+
+
+def answer_end(tokenizer: PreTrainedTokenizerFast) -> str:
+    """The tokens that end an answer: mostly one, for Cohere two without anything between them."""
+    run = re.compile(f"(?:{added_tokens(tokenizer).pattern})+").search(answer_tail(tokenizer))
+    return run.group() if run else ""
+
+
+def borrowed_ends(tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """Tokens by which answers end though they open the next turn (GLM: `<|user|>`, `<|observation|>`).
+
+    Empty for the many templates that print an end of their own.
+    """
+    tokens = added_tokens(tokenizer)
+    if not tokenizer.chat_template or tokens.search(_after_answer(tokenizer)):
+        return []
+    ends = []
+    for role in ("user", "tool", "system"):
+        try:
+            opening = tokens.match(_after_answer(tokenizer, role).lstrip())
+        except TemplateRefused:
+            continue
+        ends += [opening.group()] if opening else []
+    return list(dict.fromkeys(ends))
+
+
+def _after_answer(tokenizer: PreTrainedTokenizerFast, next_role: str | None = None) -> str:
+    """The text that the chat template prints right behind an answer."""
+    turns = [{"role": "user", "content": SLOT.format(0)}, {"role": "assistant", "content": SLOT.format(1)}]
+    turns += [{"role": next_role, "content": SLOT.format(2)}] if next_role else []
+    return render(tokenizer, turns).partition(SLOT.format(1))[2]
 
 
 def render(tokenizer: PreTrainedTokenizerFast, turns: list[dict[str, Any]], **options: Any) -> str:

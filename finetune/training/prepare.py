@@ -10,14 +10,34 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from finetune.data.prepare import cache_root, prepare_data
+from finetune.config.batch import Batch
+from finetune.data.prepare import PreparedData, cache_root, prepare_data
 from finetune.errors import UserError, refuse
 from finetune.paths import RunDir
 from finetune.training.start import CheckedRun
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The optimizer steps that the rows come to."""
+
+    per_epoch: int
+    total: int
+    rows: int
+    """Rows that the sampler deals out: packed ones count once."""
+    filled: int
+    """Empty rows that fill up an epoch's last batch."""
+
+    @property
+    def line(self) -> str:
+        """As it is printed."""
+        filling = f", the last one filled up with {self.filled} empty rows" if self.filled else ""
+        return f"steps     {self.per_epoch:,} an epoch ({self.rows:,} rows{filling}), {self.total:,} in all"
 
 
 @contextmanager
@@ -40,10 +60,13 @@ def prepare_rows(run: CheckedRun, run_dir: RunDir, say: Say) -> None:
     if launch.machine_rank > 0:
         return  # machine 0 prepares, on the storage that all share
     cache = cache_root() if launch.num_machines == 1 else run_dir.path / "data"
-    prepared = prepare_data(run.config.data, run.config.model, run.config.seed, cache)
+    config = run.config
+    prepared = prepare_data(
+        config.data, config.model, config.seed, cache, rows_needed(config.trainer, run.facts.batch)
+    )
     for line in prepared.lines:
         say(line)
-    _at_least_one_step(run, _rows(prepared.statistics["train"]), say)
+    say(count_steps(config.trainer, run.facts.batch, prepared, run.composed.subject).line)
     paths = {"train": str(prepared.train), "eval": str(prepared.eval) if prepared.eval else None}
     beside = run_dir.data.with_suffix(".part")
     beside.write_text(
@@ -52,25 +75,22 @@ def prepare_rows(run: CheckedRun, run_dir: RunDir, say: Say) -> None:
     os.replace(beside, run_dir.data)
 
 
-def _at_least_one_step(run: CheckedRun, rows: int, say: Say) -> None:
-    """A run that cannot make one optimizer step is refused before anything is loaded."""
-    trainer, batch = run.config.trainer, run.facts.batch
+def rows_needed(trainer: Any, batch: Batch) -> int:
+    """How many rows a stream must give: those of `max_steps` steps (0: it is not set)."""
+    return max(trainer.max_steps, 0) * batch.global_size
+
+
+def count_steps(trainer: Any, batch: Batch, prepared: PreparedData, subject: str) -> Steps:
+    """The optimizer steps that follow; a run that cannot make one is refused before anything is loaded."""
+    train = prepared.statistics["train"]
+    rows: int = train["packed_rows"] or train["rows_used"]  # packed ones count once
     per_epoch = -(-rows // batch.global_size)
-    limited = trainer.max_steps is not None and trainer.max_steps > 0
-    steps = trainer.max_steps if limited else math.ceil(trainer.num_train_epochs * per_epoch)
-    if steps < 1:
+    total = trainer.max_steps if trainer.max_steps > 0 else math.ceil(trainer.num_train_epochs * per_epoch)
+    if total < 1:
         raise refuse(
             f"trainer.num_train_epochs={trainer.num_train_epochs}",
             f"{rows} rows in batches of {batch.global_size} are {per_epoch} steps an epoch: not one is made.",
             "Use more epochs, or trainer.max_steps.",
-            subject=run.composed.subject,
+            subject=subject,
         )
-    filled = per_epoch * batch.global_size - rows
-    filling = f", the last one filled up with {filled} empty rows" if filled else ""
-    say(f"steps     {per_epoch:,} an epoch ({rows:,} rows{filling}), {steps:,} in all")
-
-
-def _rows(train: dict[str, Any]) -> int:
-    """Rows that the sampler deals out: packed ones count once."""
-    rows: int = train["packed_rows"] or train["rows_used"]
-    return rows
+    return Steps(per_epoch, total, rows, filled=per_epoch * batch.global_size - rows)

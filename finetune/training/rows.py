@@ -34,8 +34,8 @@ def load_rows(run_dir: RunDir) -> Rows:
     prepared = json.loads(run_dir.data.read_text(encoding="utf-8"))["prepared"]
     held_out = prepared["eval"]
     return Rows(
-        train=Dataset.load_from_disk(prepared["train"]),
-        eval=Dataset.load_from_disk(held_out) if held_out is not None else None,
+        train=Dataset.from_file(prepared["train"]),
+        eval=Dataset.from_file(held_out) if held_out is not None else None,
     )
 
 

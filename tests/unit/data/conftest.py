@@ -70,13 +70,13 @@ def prepare(model_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., 
     """Prepare files or rows with the template of that name; other names are those of DataConfig."""
 
     def run(
-        rows: Path | list[Any],
+        rows: Path | str | list[Any],
         template: str = "markers",
         *,
         source: dict[str, Any] | None = None,
         **options: Any,
     ) -> PreparedData:
-        path = rows if isinstance(rows, Path) else _write_rows(tmp_path, rows)
+        path = _write_rows(tmp_path, rows) if isinstance(rows, list) else rows
         data = DataConfig(
             train=[SourceConfig(path=str(path), **(source or {}))], **{"max_dropped": 0.8, **options}
         )
@@ -93,22 +93,45 @@ def learnt(model_folder: Callable[..., Path]) -> Callable[[Path], list[list[str]
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_folder())
 
     def read(folder: Path) -> list[list[str]]:
-        result = []
-        for row in datasets.load_from_disk(folder):
-            assert all(
-                label in (-100, number) for label, number in zip(row["labels"], row["input_ids"], strict=True)
-            )
-            runs = itertools.groupby(row["labels"], key=lambda label: label != -100)
-            result.append([tokenizer.decode(list(run)) for is_learnt, run in runs if is_learnt])
-        return result
+        return [learnt_runs(tokenizer, row) for row in datasets.Dataset.from_file(str(folder))]
 
     return read
+
+
+def learnt_runs(tokenizer: PreTrainedTokenizerFast, row: dict[str, Any]) -> list[str]:
+    """The learnt pieces of a prepared row, decoded; every label is -100 or the token itself."""
+    pairs = list(zip(row["input_ids"], row["labels"], strict=True))
+    assert all(label in (-100, number) for number, label in pairs)
+    groups = itertools.groupby(pairs, key=lambda pair: pair[1] != -100)
+    return [tokenizer.decode([number for number, _ in group]) for is_learnt, group in groups if is_learnt]
 
 
 def _write_rows(folder: Path, rows: list[Any]) -> Path:
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
+
+
+def byte_tokenizer(
+    template: str | None, special: list[str], *, bos: str, eos: str, words: list[str] | None = None
+) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with these control tokens; `words` are added tokens that are none."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=256 + len(special) + 60,
+        special_tokens=special,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(["user assistant answer Green. yes no"] * 3, trainer)
+    tokenizer.add_tokens(words or [])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=eos, pad_token=special[0], bos_token=bos
+    )
+    fast.chat_template = template
+    return fast
 
 
 def _write_tokenizer(folder: Path, template: str | None, adds_bos: bool) -> None:

@@ -190,17 +190,22 @@ def test_files_of_one_source_in_two_formats_are_refused_with_both(prepare: Prepa
         prepare(folder)
 
 
-def test_sources_of_two_formats_are_one_set_if_their_form_is_one(
+def test_sources_of_two_formats_are_one_set_if_their_form_is_one_and_each_says_its_format(
     model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    files = {"a": CHAT, "b": {"instruction": "q", "output": "yes"}, "c": {"text": "free"}}
-    for name, row in files.items():
+    rows = {"messages": CHAT, "alpaca": {"instruction": "q", "output": "yes"}, "text": {"text": "free"}}
+    for name, row in rows.items():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-    sources = [SourceConfig(path=str(tmp_path / f"{name}.jsonl")) for name in files]
+    sources = [SourceConfig(path=str(tmp_path / f"{name}.jsonl"), format=name) for name in rows]
     model = ModelConfig(name_or_path=str(model_folder()))
     both = prepare_data(DataConfig(train=sources[:2]), model, 7, tmp_path / "cache")
     assert both.statistics["train"]["format"] == ["alpaca", "messages"]
     assert [sample["text"] for sample in both.statistics["train"]["samples"]] == [TURNS, TURNS]
-    assert datasets.load_from_disk(both.train)["row"][:] == [[0], [1]]
+    assert datasets.Dataset.from_file(str(both.train))["row"][:] == [[0], [1]]
     with pytest.raises(UserError, match="All sources must give one kind of row"):
         prepare_data(DataConfig(train=sources), model, 7, tmp_path / "cache")
+    unsaid = [SourceConfig(path=source.path) for source in sources[:2]]
+    with pytest.raises(
+        UserError, match=r"(?s)messages\.jsonl has .*alpaca\.jsonl has .*say so with `format`"
+    ):
+        prepare_data(DataConfig(train=unsaid), model, 7, tmp_path / "cache")

@@ -53,7 +53,7 @@ def test_ids_are_those_of_the_chat_template(
     prepare: Prepare, model_folder: Callable[..., Path], template: str
 ) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model_folder(template))
-    rows = datasets.load_from_disk(prepare(ROWS, template).train)
+    rows = datasets.Dataset.from_file(str(prepare(ROWS, template).train))
     for row, source in zip(rows, ROWS, strict=True):
         assert row["input_ids"] == tokenizer.apply_chat_template(source["messages"])["input_ids"]
 
@@ -152,9 +152,9 @@ def test_exactly_one_bos(tmp_path: Path, model_folder: Callable[..., Path], adds
         (tmp_path / "rows.jsonl").write_text(row)
         model = ModelConfig(name_or_path=str(model_folder(template, adds_bos=adds_bos)))
         data = DataConfig(train=[SourceConfig(path=str(tmp_path / "rows.jsonl"))])
-        ids: list[int] = datasets.load_from_disk(prepare_data(data, model, 7, tmp_path / "cache").train)[0][
-            "input_ids"
-        ]
+        ids: list[int] = datasets.Dataset.from_file(
+            str(prepare_data(data, model, 7, tmp_path / "cache").train)
+        )[0]["input_ids"]
         return ids
 
     bos = 4

@@ -24,7 +24,7 @@ LONG = {"prompt": "Long: " + "pebble " * 30, "completion": "No."}
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return list(datasets.load_from_disk(folder))
+    return list(datasets.Dataset.from_file(str(folder)))
 
 
 def numbered(count: int) -> list[dict[str, str]]:
@@ -32,7 +32,7 @@ def numbered(count: int) -> list[dict[str, str]]:
 
 
 def test_saved_columns_are_the_hand_off_to_the_worker(prepare: Prepare) -> None:
-    saved = datasets.load_from_disk(prepare([SHORT, SHORT], "none").train)
+    saved = datasets.Dataset.from_file(str(prepare([SHORT, SHORT], "none").train))
     types = {name: feature.feature.dtype for name, feature in saved.features.items()}
     assert types == {"input_ids": "int32", "labels": "int32", "seq_lengths": "int32", "row": "int64"}
     assert [row["row"] for row in saved] == [[0], [1]]

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import datasets
+import fsspec
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from finetune.config.schema import SourceConfig
-from finetune.data.load import read, source_files
 from finetune.data.prepare import PreparedData
+from finetune.data.read import read
+from finetune.data.source import source_files
 from finetune.errors import UserError
 
 Prepare = Callable[..., PreparedData]
 ROWS = [{"prompt": "a ", "completion": "b"}, {"prompt": "c ", "completion": "d"}]
 
 
-def rows_of(path: Path, **options: Any) -> list[dict[str, Any]]:
+def rows_of(path: Path | str, **options: Any) -> list[dict[str, Any]]:
     return [row for chunk in read(SourceConfig(path=str(path), **options)) for row in chunk.rows()[1]]
 
 
@@ -34,9 +39,85 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (tmp_path / "d.csv").write_text("prompt,completion\na ,b\nc ,d\n")
     (tmp_path / "e.tsv").write_text("prompt\tcompletion\na \tb\nc \td\n")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "f.parquet")
+    table = pyarrow.Table.from_pylist(ROWS)
+    pyarrow.parquet.write_table(table, tmp_path / "f.parquet")
+    with pyarrow.ipc.new_file(tmp_path / "g.arrow", table.schema) as writer:
+        writer.write_table(table)
+    with pyarrow.ipc.new_stream(tmp_path / "h.arrow", table.schema) as writer:
+        writer.write_table(table)
     for file in sorted(tmp_path.iterdir()):
+        (tmp_path / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        with pyarrow.CompressedOutputStream(tmp_path / f"{file.name}.zst", "zstd") as stream:
+            stream.write(file.read_bytes())
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 24
+    for file in files:
         assert rows_of(file) == ROWS, file
+
+
+def test_a_cut_off_archive_is_refused_by_name(prepare: Prepare, tmp_path: Path) -> None:
+    whole = gzip.compress("".join(json.dumps(row) + "\n" for row in ROWS * 500).encode())
+    (tmp_path / "rows.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"rows\.jsonl\.gz: it cannot be read: .*ended before"):
+        prepare(tmp_path / "rows.jsonl.gz")
+
+
+def test_lines_are_numbered_in_archives_too(prepare: Prepare, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n\n{"text": \n'))
+    with pytest.raises(UserError, match=r"rows\.jsonl\.gz line 3: not valid JSON"):
+        prepare(tmp_path / "rows.jsonl.gz")
+
+
+def test_a_glob_names_every_file_and_passes_over_none(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl", "deep/c.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
+    assert [row["text"] for row in rows_of(tmp_path / "*.jsonl")] == ["a.jsonl", "b.jsonl"]
+    assert [row["text"] for row in rows_of(tmp_path / "**" / "*.jsonl")] == [
+        "a.jsonl",
+        "b.jsonl",
+        "deep/c.jsonl",
+    ]
+    (tmp_path / "README.md").write_text("not data")
+    with pytest.raises(UserError, match=r"matches 3 files, and 1 of them are no data: .*README\.md"):
+        rows_of(tmp_path / "*.*")
+    with pytest.raises(UserError, match="no file matches it"):
+        rows_of(tmp_path / "*.csv")
+
+
+def test_a_saved_data_set_is_read_without_the_json_beside_it(tmp_path: Path) -> None:
+    splits = {"train": ROWS, "test": ROWS[:1]}
+    data = datasets.DatasetDict({name: datasets.Dataset.from_list(rows) for name, rows in splits.items()})
+    data.save_to_disk(tmp_path)
+    assert rows_of(tmp_path) == ROWS
+    assert rows_of(tmp_path, split="test") == ROWS[:1]
+    with pytest.raises(UserError, match="it has the splits train, test, not eval"):
+        rows_of(tmp_path, split="eval")
+
+
+def test_an_address_is_read_like_a_path(tmp_path: Path, prepare: Prepare) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    system, at = fsspec.filesystem("memory"), f"memory://{tmp_path.name}"
+    contents = {"train-1.jsonl": lines, "train-2.jsonl.gz": gzip.compress(lines), "test.jsonl": lines}
+    for name, content in contents.items():
+        system.pipe(f"/{tmp_path.name}/{name}", content)
+    assert rows_of(f"{at}/train-1.jsonl") == ROWS
+    assert rows_of(at) == rows_of(f"{at}/train-*") == [*ROWS, *ROWS]
+    assert rows_of(at, split="test") == ROWS
+    assert prepare(f"{at}/train-1.jsonl", "none").statistics["train"]["cache"] == "miss"
+    assert prepare(f"{at}/train-1.jsonl", "none").statistics["train"]["cache"] == "hit"
+    system.pipe(f"/{tmp_path.name}/train-1.jsonl", lines.replace(b"b", b"x"))
+    assert prepare(f"{at}/train-1.jsonl", "none").statistics["train"]["cache"] == "miss"
+    with pytest.raises(UserError, match=r"absent\.jsonl: there is no such file"):
+        rows_of(f"{at}/absent.jsonl")
+
+
+@pytest.mark.parametrize(("scheme", "why"), [("nowhere", "Protocol not known"), ("s3", "s3fs")])
+def test_an_address_that_cannot_be_read_says_what_is_missing(scheme: str, why: str) -> None:
+    if find_spec("s3fs") and scheme == "s3":
+        pytest.skip("s3fs is installed")
+    with pytest.raises(UserError, match=rf"(?s){scheme}:// could not be read: .*{why}.*package of its own"):
+        rows_of(f"{scheme}://bucket/rows.jsonl")
 
 
 def test_each_line_of_a_text_file_is_a_row(tmp_path: Path) -> None:
