@@ -18,6 +18,12 @@ TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+MARKED_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{{ '\n' }}{% else %}{{ m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -45,6 +51,16 @@ def make_workload(folder: Path, rows: int = 2000, seed: int = 7) -> None:
         pad_token_id=tokenizer.pad_token_id,
     )
     Qwen3ForCausalLM(config).float().save_pretrained(folder / "model")
+
+
+def make_tokenizer(folder: Path, seed: int = 7) -> Path:
+    """Write a tokenizer whose chat template marks the answers, and the sizes of a model for it."""
+    tokenizer = _tokenizer([_chat(random.Random(f"{seed}-{number}")) for number in range(2000)])
+    tokenizer.chat_template = MARKED_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    sizes = {"model_type": "qwen3", "vocab_size": 4096, "max_position_embeddings": 2048}
+    (folder / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+    return folder
 
 
 def _chat(source: random.Random) -> list[dict[str, str]]:

@@ -16,8 +16,6 @@ from finetune.config.trainer_keys import OWNED_ELSEWHERE
 NOT_BUILT = re.compile(
     r"checkpoint\.(resume|best|stop_at|remote|allow_changes)\b.*"
     r"|(hooks|hardware|plan)(\..*)?"
-    r"|data\.(thinking|streaming)"
-    r"|data\.(train|eval)\.\d+\.weight"
 )
 """Keys that are planned: they are refused as such, not as unknown ones."""
 

@@ -9,60 +9,64 @@ import shutil
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import datasets
-import numpy
-import pyarrow
-import tokenizers
-import transformers
-
-from finetune.config.schema import DataConfig, SourceConfig
+from finetune.config.schema import DataConfig, ModelConfig, SourceConfig
 from finetune.data.own_format import function_source
 from finetune.data.read import identity
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from finetune.model.limits import Limits
+from finetune.model.tokenizer import tokenizer_identity
 
 CODE_VERSION = 2
 """Raised whenever the same input would be prepared differently than before."""
 
-STATISTICS = "statistics.json"
+LIBRARIES = ("transformers", "tokenizers", "datasets", "pyarrow", "numpy")
+OPTIONS = (
+    "eval_fraction",
+    "max_length",
+    "too_long",
+    "max_dropped",
+    "packing",
+    "packing_strategy",
+    "loss_on",
+    "thinking",
+    "split_special_tokens",
+    "streaming",
+)
+
+STATISTICS, PARTS = "statistics.json", "key.json"
+LOOKED_AT = 50
+"""Older entries are not searched for the reason of a miss."""
+
+Parts = dict[str, Any]
 
 
-def cache_key(data: DataConfig, tokenizer: PreTrainedTokenizerFast, limits: dict[str, Any], seed: int) -> str:
-    """Hash everything that decides what the prepared rows are."""
-    sources = {
-        name: [
-            [_settings(s), identity(s, streaming=data.streaming and name == "train")]
-            for s in getattr(data, name)
-        ]
-        for name in ("train", "eval")
+def cache_parts(data: DataConfig, model: ModelConfig, limits: Limits, seed: int, rows_needed: int) -> Parts:
+    """Everything that decides what the prepared rows are, by the name that people know it by."""
+    parts: Parts = {f"the version of {name}": version(name) for name in LIBRARIES}
+    for name in ("train", "eval"):
+        sources: list[SourceConfig] = getattr(data, name)
+        streaming = data.streaming and name == "train"
+        parts[f"data.{name}"] = [_settings(source) for source in sources]
+        parts[f"the files of data.{name}"] = [identity(source, streaming=streaming) for source in sources]
+    parts |= {f"data.{name}": getattr(data, name) for name in OPTIONS}
+    drawn = data.eval_fraction > 0 or any(source.weight is not None for source in [*data.train, *data.eval])
+    parts |= {
+        "finetune itself": CODE_VERSION,
+        "the model's limits": asdict(limits),
+        "the tokenizer": tokenizer_identity(model),
+        "seed": seed if drawn else None,
+        "the steps to stream for": rows_needed if data.streaming else None,
     }
-    options = (
-        "eval_fraction",
-        "max_length",
-        "too_long",
-        "max_dropped",
-        "packing",
-        "packing_strategy",
-        "loss_on",
-        "thinking",
-        "split_special_tokens",
-    )
-    parts = {
-        "code": CODE_VERSION,
-        "versions": [library.__version__ for library in (transformers, tokenizers, datasets, pyarrow, numpy)],
-        "sources": sources,
-        "options": {name: getattr(data, name) for name in options},
-        "limits": limits,
-        "seed": seed if data.eval_fraction or any(s.weight for s in [*data.train, *data.eval]) else None,
-        "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
-        "special_tokens": tokenizer.special_tokens_map,
-        "chat_template": tokenizer.chat_template,
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    return json.loads(json.dumps(parts, default=str))  # type: ignore[no-any-return]
+
+
+def cache_folder(root: Path, parts: Parts) -> Path:
+    """Where rows of these parts are, or would be."""
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+    return root / "data" / key
 
 
 def stored(folder: Path) -> dict[str, Any] | None:
@@ -73,12 +77,24 @@ def stored(folder: Path) -> dict[str, Any] | None:
     return answer
 
 
-def store(folder: Path, write: Callable[[Path], dict[str, Any]]) -> None:
+def why_missed(folder: Path, parts: Parts) -> str:
+    """What is new since the same sources were last prepared."""
+    entries = sorted(folder.parent.glob(f"*/{PARTS}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for entry in entries[:LOOKED_AT]:
+        old: Parts = json.loads(entry.read_text(encoding="utf-8"))
+        if _paths(old) == _paths(parts):
+            changed = [name for name in parts if parts[name] != old.get(name)]
+            return f"changed since the last time: {', '.join(changed)}"
+    return "the first time for these sources"
+
+
+def store(folder: Path, parts: Parts, write: Callable[[Path], dict[str, Any]]) -> None:
     """Write beside the folder and rename: nobody ever finds half of it, two runs at once are harmless."""
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
     beside.mkdir(parents=True)
     try:
         said = write(beside)
+        (beside / PARTS).write_text(json.dumps(parts), encoding="utf-8")
         (beside / STATISTICS).write_text(json.dumps(said), encoding="utf-8")
         try:
             beside.rename(folder)
@@ -87,6 +103,10 @@ def store(folder: Path, write: Callable[[Path], dict[str, Any]]) -> None:
                 raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _paths(parts: Parts) -> list[str]:
+    return [source["path"] for source in parts["data.train"]]
 
 
 def _settings(source: SourceConfig) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from finetune.data.turns import THOUGHT
 from finetune.errors import UserError, refuse
 from finetune.model.tokenizer import (
     SLOT,
+    THINKING_SWITCHES,
     TemplateRefused,
     added_tokens,
     answer_end,
@@ -265,7 +266,7 @@ def _options(example: Example) -> dict[str, Any]:
     if example.tools:
         options["tools"] = example.tools
     if example.thinking is not None:
-        options |= {"enable_thinking": example.thinking, "thinking": example.thinking}
+        options |= dict.fromkeys(THINKING_SWITCHES, example.thinking)
     return options
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from math import ceil
@@ -11,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune import hub
 from finetune.config.schema import DataConfig, ModelConfig, TooLong
 from finetune.data import statistics
-from finetune.data.cache import cache_key, store, stored
+from finetune.data.cache import cache_folder, cache_parts, store, stored, why_missed
 from finetune.data.gather import Quota, gather
 from finetune.data.rows import Rows, RowWriter
 from finetune.data.source import SUBJECT
 from finetune.data.split import common_rows, divide, finish, save
 from finetune.errors import refuse
+from finetune.model.limits import Limits, model_limits
 from finetune.model.tokenizer import load_tokenizer, turn_end
 from finetune.report.data_page import data_page
 
@@ -40,16 +39,6 @@ class PreparedData:
     lines: list[str]
     page: Path
     """The same as HTML, with samples."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the model itself allows."""
-
-    positions: int | None
-    """Longest row the model was made for; None: not known."""
-    embeddings: int | None
-    """Rows of the embedding: token ids must lie below; None: not known."""
 
 
 def cache_root() -> Path:
@@ -73,78 +62,48 @@ def prepare_data(
         raise refuse(
             f"data.eval_fraction={data.eval_fraction:g}", why, "Drop one of the two.", subject=SUBJECT
         )
-    tokenizer = load_tokenizer(model)
-    limits = model_limits(model, tokenizer)
+    limits = model_limits(model)
     max_length = data.max_length if data.max_length is not None else limits.positions
     if data.packing and max_length is None:
         why = "packing needs a length, and the model's positions are not known"
         raise refuse("data.max_length=null", why, "Set data.max_length.", subject=SUBJECT)
-    what = {"max": max_length, "embeddings": limits.embeddings, "needed": rows_needed * data.streaming}
-    folder = cache_dir / "data" / cache_key(data, tokenizer, what, seed)
+    parts = cache_parts(data, model, limits, seed, rows_needed)
+    folder = cache_folder(cache_dir, parts)
     said = stored(folder)
-    hit = said is not None
+    how = "found in the cache"
     if said is None:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        store(folder, lambda place: _prepare(data, tokenizer, limits, max_length, seed, place, rows_needed))
+        how = f"written to the cache ({why_missed(folder, parts)})"
+        tokenizer = load_tokenizer(model)
+        work = _Work(data, tokenizer, limits, max_length, seed, rows_needed)
+        store(folder, parts, lambda place: _prepare(work, place))
         said = stored(folder)
         assert said is not None
     for split in ("train", "eval"):
         if said["statistics"][split] is not None:
-            said["statistics"][split]["cache"] = "hit" if hit else "miss"
+            said["statistics"][split]["cache"] = "miss" if how.startswith("written") else "hit"
     return PreparedData(
         train=folder / "train.arrow",
         eval=folder / "eval.arrow" if said["statistics"]["eval"] is not None else None,
         statistics=said["statistics"],
         page=folder / PAGE,
-        lines=[*said["lines"], f"prepared data {'found in' if hit else 'written to'} the cache: {folder}"],
+        lines=[*said["lines"], f"prepared data {how}: {folder}"],
     )
 
 
-def model_limits(model: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Limits:
-    """Read the model's positions and embedding rows: from `model.shape`, else from its config.json."""
-    positions, embeddings = model.shape.max_position_embeddings, model.shape.vocab_size
-    if positions is None or embeddings is None:
-        config = _config_json(model)
-        config = {**config, **(config.get("text_config") or {})}
-        positions = positions or config.get("max_position_embeddings") or config.get("n_positions")
-        embeddings = embeddings or config.get("vocab_size")
-    if positions is None and tokenizer.model_max_length < 10**9:
-        positions = tokenizer.model_max_length
-    return Limits(positions, embeddings)
+@dataclass(frozen=True, slots=True)
+class _Work:
+    data: DataConfig
+    tokenizer: PreTrainedTokenizerFast
+    limits: Limits
+    max_length: int | None
+    seed: int
+    rows_needed: int
 
 
-def _config_json(model: ModelConfig) -> dict[str, Any]:
-    folder = Path(model.name_or_path).expanduser()
-    if folder.is_dir():
-        file: Path | None = folder / "config.json"
-    else:
-        from transformers.utils.hub import cached_file
-
-        found = cached_file(
-            model.name_or_path,
-            "config.json",
-            revision=model.revision or "main",
-            local_files_only=not hub.reachable(),
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        file = Path(found) if found else None
-    if file is None or not file.is_file():
-        return {}
-    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return config
-
-
-def _prepare(
-    data: DataConfig,
-    tokenizer: PreTrainedTokenizerFast,
-    limits: Limits,
-    max_length: int | None,
-    seed: int,
-    place: Path,
-    rows_needed: int,
-) -> dict[str, Any]:
-    quotas = stream_quotas(data, rows_needed, max_length) if data.streaming else None
+def _prepare(work: _Work, place: Path) -> dict[str, Any]:
+    data, tokenizer, max_length, seed = work.data, work.tokenizer, work.max_length, work.seed
+    quotas = stream_quotas(data, work.rows_needed, max_length) if data.streaming else None
     rows = gather(data.train, data, tokenizer, RowWriter(place, "train"), quotas)
     train_indices, eval_indices = divide(rows, data.eval_fraction, seed)
     train = finish("train", rows, train_indices, data, data.train, max_length, seed)
@@ -162,7 +121,7 @@ def _prepare(
         if split is None:
             continue
         counted = said[name] = statistics.numbers(split, tokenizer, max_length, data.packing)
-        _refuse_ids_outside(split.rows, limits, tokenizer)
+        _refuse_ids_outside(split.rows, work.limits, tokenizer)
         lines += statistics.lines(split, counted, data)
         if split is held_out:
             copies = counted["rows_also_in_train"] = common_rows(train, held_out)

@@ -14,7 +14,7 @@ from finetune.data.split import LONGER, Split
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SAMPLES = 3
+SAMPLES = 5
 WORTH_A_WARNING = 0.05
 
 

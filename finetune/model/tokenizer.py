@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -29,6 +30,14 @@ PADDING = (
 )
 """Tokens of well-known tokenizers that no text contains, best first."""
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""What chat templates call the switch for thoughts."""
+
+TOKENIZER_FILES = (
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.json"),
+    *("merges.txt", "*.model", "tekken.json", "chat_templates/*", "*.py"),
+)
+
 SLOT = "@@slot{}@@"
 """Stands for a message's content where only the template's own text is looked at."""
 
@@ -48,6 +57,21 @@ def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerFast:
         )
     _set_padding(tokenizer)
     return tokenizer
+
+
+def tokenizer_identity(model: ModelConfig) -> list[str | None]:
+    """What must be equal for two tokenizers to write the same ids; a folder's files are enough to tell."""
+    template = _template(model.chat_template) if model.chat_template is not None else None
+    folder = Path(model.name_or_path).expanduser()
+    if not folder.is_dir() or model.gguf_file is not None:
+        tokenizer = load_tokenizer(model)
+        words = [tokenizer.backend_tokenizer.to_str(), str(tokenizer.special_tokens_map)]
+        return [*words, str(tokenizer.chat_template)]
+    digest = hashlib.sha256()
+    for pattern in TOKENIZER_FILES:
+        for file in sorted(folder.glob(pattern)):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return [digest.hexdigest(), template]
 
 
 def turn_end(tokenizer: PreTrainedTokenizerFast) -> int:
@@ -104,6 +128,18 @@ def _after_answer(tokenizer: PreTrainedTokenizerFast, next_role: str | None = No
     turns = [{"role": "user", "content": SLOT.format(0)}, {"role": "assistant", "content": SLOT.format(1)}]
     turns += [{"role": next_role, "content": SLOT.format(2)}] if next_role else []
     return render(tokenizer, turns).partition(SLOT.format(1))[2]
+
+
+def unthinking(template: str | dict[str, str] | None) -> str | dict[str, str] | None:
+    """A chat template that does not think unless it is told to: how a model trained so is to be served."""
+    if isinstance(template, dict):
+        return {name: _unthinking(text) for name, text in template.items()}
+    return template and _unthinking(template)
+
+
+def _unthinking(template: str) -> str:
+    switches = [name for name in THINKING_SWITCHES if re.search(rf"(?<!\.)\b{name}\b", template)]
+    return "".join(f"{{%- set {name} = {name} | default(false) -%}}" for name in switches) + template
 
 
 def render(tokenizer: PreTrainedTokenizerFast, turns: list[dict[str, Any]], **options: Any) -> str:

@@ -9,10 +9,11 @@ import torch.distributed as dist
 from peft import PeftModel, get_peft_model_state_dict
 from transformers import PreTrainedTokenizerBase
 
+from finetune.config.schema import Thinking
 from finetune.model.export import Written, checksum, save_adapter, save_full, save_words
 from finetune.model.load import LoadedModel
 from finetune.model.reopen import LiveModel
-from finetune.model.tokenizer import turn_end
+from finetune.model.tokenizer import turn_end, unthinking
 from finetune.paths import RunDir
 from finetune.training.trainer import RunTrainer, fixed_batch
 
@@ -32,6 +33,7 @@ def save_model(
     loaded: LoadedModel,
     start_sums: dict[str, float],
     tokenizer: PreTrainedTokenizerBase,
+    thinking: Thinking,
     run_dir: RunDir,
 ) -> Saved:
     """Write weights, tokenizer and generation config beside `model/`, which appears when they are verified.
@@ -46,6 +48,8 @@ def save_model(
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     save = save_adapter if isinstance(model, PeftModel) else save_full
     written = save(model, run_dir.unverified, loaded.checkpoint_dtype, is_main)
+    if thinking is Thinking.off:
+        tokenizer.chat_template = unthinking(tokenizer.chat_template)
     if is_main:
         save_words(loaded.model, tokenizer, run_dir.unverified, end)
     if dist.is_initialized():

@@ -64,7 +64,7 @@ def train(
                 "stopped   after step %d; checkpoint: %s", trainer.state.global_step, run_dir.checkpoints
             )
             return None
-        return save_model(trainer, loaded, start, tokenizer, run_dir)
+        return save_model(trainer, loaded, start, tokenizer, config.data.thinking, run_dir)
 
 
 if __name__ == "__main__":

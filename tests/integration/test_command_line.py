@@ -17,7 +17,6 @@ NOT_BUILT = [
     "doctor",
     "rehearse",
     "fetch",
-    "prepare",
     "evaluate",
     "generate",
     "merge",

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from finetune.config.schema import ModelConfig
 from finetune.errors import UserError
-from finetune.model.tokenizer import load_tokenizer, turn_end
+from finetune.model.tokenizer import load_tokenizer, turn_end, unthinking
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -111,3 +111,20 @@ def test_hub_out_of_reach_is_one_error_with_the_fix(monkeypatch: pytest.MonkeyPa
         UserError, match=r"(?s)hub cache either, and .* cannot be reached.*give the folder's path"
     ):
         load("owner/name-that-is-not-here")
+
+
+def test_a_model_trained_without_thoughts_is_served_so(folder: Callable[..., Path]) -> None:
+    tokenizer = load_tokenizer(ModelConfig(name_or_path=str(folder())))
+    template = "{% for m in messages %}{{ m.content }}{% if m.thinking %}T{% endif %}{% endfor %}"
+    template += "{% if enable_thinking is defined and not enable_thinking %}[no]{% else %}[yes]{% endif %}"
+    turns = [{"role": "user", "content": "q"}]
+    served = unthinking(template)
+    assert isinstance(served, str)
+    for text, options, said in (
+        (template, {}, "q[yes]"),
+        (served, {}, "q[no]"),
+        (served, {"enable_thinking": True}, "q[yes]"),
+        (served, {"enable_thinking": False}, "q[no]"),
+    ):
+        assert tokenizer.apply_chat_template(turns, chat_template=text, tokenize=False, **options) == said
+    assert unthinking("no switch") == "no switch"
