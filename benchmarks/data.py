@@ -6,9 +6,9 @@ FILE holds `messages`; DIR is a folder with a tokenizer whose chat template has 
 answers by them; without DIR one is trained on the benchmark's own rows). Both are whole processes on the same
 cores, in turn (A B A B ...), each with empty caches: ours is `python -m finetune prepare`, trl's builds an
 SFTTrainer (`packing=True, assistant_only_loss=True`) around a model of a few thousand weights, and stops.
-Beside the whole processes, the preparation alone is timed inside each: without trl's imports, with ours. Then
-ours runs once more, from its cache. `tokenizers` alone, over the rendered rows, is the floor. Only ratios of a
-pair mean anything.
+Beside the whole processes, the preparation alone is timed inside each: without trl's imports, with ours.
+Then ours runs again, from its cache. `tokenizers` alone, over the rendered rows, is the floor. Only the ratios
+of a pair mean anything.
 """
 
 from __future__ import annotations

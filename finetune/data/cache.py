@@ -60,7 +60,8 @@ def cache_parts(data: DataConfig, model: ModelConfig, limits: Limits, seed: int,
         "seed": seed if drawn else None,
         "the steps to stream for": rows_needed if data.streaming else None,
     }
-    return json.loads(json.dumps(parts, default=str))  # type: ignore[no-any-return]
+    plain: Parts = json.loads(json.dumps(parts, default=str))
+    return plain
 
 
 def cache_folder(root: Path, parts: Parts) -> Path:

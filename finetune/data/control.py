@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from finetune.data.convert import Example
@@ -19,6 +20,7 @@ from finetune.errors import UserError
 from finetune.model.tokenizer import added_tokens
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 FIRST_MARK = 0x100000
@@ -31,8 +33,6 @@ class ControlWords:
     """Finds, hides and encodes the control words in the contents of conversations, for one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        from tokenizers import Tokenizer
-
         self.backend = tokenizer.backend_tokenizer
         self.tokens = added_tokens(tokenizer)
         self.added = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
@@ -44,9 +44,15 @@ class ControlWords:
         self.anywhere = _any_of(self.words)
         self.in_answers = _any_of(word for word in special if word not in THINK)
         self.marks = {word: chr(FIRST_MARK + place) for place, word in enumerate(self.words)}
-        bare = json.loads(self.backend.to_str())
         self.control_ids = frozenset(self.ids[word] for word in self.words)
-        self.bare = Tokenizer.from_str(json.dumps({**bare, "added_tokens": [], "post_processor": None}))
+
+    @cached_property
+    def bare(self) -> Tokenizer:
+        """The tokenizer without its added tokens."""
+        from tokenizers import Tokenizer
+
+        without = {**json.loads(self.backend.to_str()), "added_tokens": [], "post_processor": None}
+        return Tokenizer.from_str(json.dumps(without))
 
     def hide(self, example: Example) -> Example:
         """Give the example back with marks in place of control words; itself if it has none."""

@@ -263,7 +263,7 @@ def test_integers_in_a_text_column_are_refused_with_column_and_type(
 
 
 def test_prepare_shows_what_is_learnt_and_any_machine_can_do_it(tmp_path: Path) -> None:
-    """A real process with the embedded model and rows; then the same from the cache, without big libraries."""
+    """A real process with the embedded model and rows; then the same from the cache, without the big ones."""
     words = ["prepare", "recipe=tiny_lora", "data.eval_fraction=0.1"]
     env = {"FINETUNE_CACHE": str(tmp_path / "cache"), "COLUMNS": "80"}
     first = finetune(*words, "--debug", at=tmp_path, **env)

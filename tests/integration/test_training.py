@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
-from tests.distributed.test_parity import movement_difference, relative_difference
-from tests.front_door import environment, finetune, in_world
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from tests.distributed.test_parity import movement_difference, relative_difference
+from tests.front_door import REPOSITORY, environment, finetune, in_world
+from tests.tiny_models import SIZES
+
+TINY = REPOSITORY / "finetune" / "embedded" / "tiny"
 QUICK = ["recipe=tiny_lora", "trainer.max_steps=3", "launch.device=cpu"]
 
 
@@ -99,8 +104,14 @@ def test_packed_streamed_and_plain_rows_teach_the_same(tmp_path: Path) -> None:
 
 
 def test_a_run_leaves_what_the_contract_names(tmp_path: Path) -> None:
-    outcome = finetune(*QUICK, "seed=7", at=tmp_path)
+    switch = "{% if enable_thinking is defined and enable_thinking %}{{ '' }}{% endif %}"
+    template = switch + (TINY / "chat_template.jinja").read_text(encoding="utf-8")
+    (tmp_path / "own.jinja").write_text(template, encoding="utf-8")
+    words = ["seed=7", f"model.chat_template={tmp_path / 'own.jinja'}", "data.thinking=off"]
+    outcome = finetune(*QUICK, *words, at=tmp_path)
     assert outcome.code == 0, outcome.err
+    saved = (outcome.path / "model" / "chat_template.jinja").read_text(encoding="utf-8")
+    assert saved == "{%- set enable_thinking = enable_thinking | default(false) -%}" + template
     for name in (
         "config.yaml",
         "accelerate.yaml",
@@ -119,3 +130,18 @@ def test_a_run_leaves_what_the_contract_names(tmp_path: Path) -> None:
     assert report["optimizer"] == "torch.AdamW"
     assert report["loss"]["first"] == outcome.losses[0]
     assert len(report["verified"]) == 8
+
+
+def test_evaluation_keeps_no_logits(tmp_path: Path) -> None:
+    """Memory does not grow with the rows: their logits would take 400 MB here."""
+    shutil.copytree(TINY, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    wide = {**SIZES, "vocab_size": 32_000, "max_position_embeddings": 512}
+    Qwen3ForCausalLM(Qwen3Config(**wide)).save_pretrained(tmp_path / "model")
+    words = [f"model.name_or_path={tmp_path / 'model'}", "trainer.eval_on_start=true", "data.train.0.limit=4"]
+    words += ["recipe=tiny_full", "trainer.max_steps=1", "trainer.per_device_eval_batch_size=1"]
+    rows = REPOSITORY / "finetune" / "embedded" / "behaviour.jsonl"
+    cases = {f"{n}": [*words, f"data.eval=[{{path: {rows}, limit: {n}}}]"] for n in (4, 84)}
+    outcomes = in_world(cases, 1, tmp_path)
+    few, many = (outcomes[name].report["memory"]["measured_bytes"][0]["resident"] for name in cases)
+    assert outcomes["84"].report["eval_loss"] > 0
+    assert many - few < 100_000_000

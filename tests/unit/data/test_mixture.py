@@ -107,8 +107,8 @@ def test_streamed_sources_are_read_by_weight(mix: Mix) -> None:
             "nothing says in which parts the 2 sources are read",
         ),
         (
-            ["data.train=[{path: a, format: mesages}]"],
-            r"(?s)format=mesages: it is no format.*Did you mean messages",
+            ["data.train=[{path: a, format: sharegtp}]"],
+            r"(?s)format=sharegtp: it is no format.*Did you mean sharegpt",
         ),
         (["data.train=[{path: a, format: 'm:f', columns: {text: body}}]"], "m:f makes the rows"),
     ],
