@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from finetune.config.schema import Format, LossOn, Thinking
+from finetune.data.chunk import Chunk
 from finetune.data.format import Layout
 from finetune.data.own_format import apply, load_function
-from finetune.data.read import Chunk
 from finetune.data.turns import BadRow, messages, sharegpt, thoughts, tools, type_of, value_of
 from finetune.errors import Problem
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from finetune.config.schema import DataConfig, Format, LossOn, SourceConfig, Thinking
+from finetune.data.chunk import Chunk
 from finetune.data.own_format import apply, load_function
-from finetune.data.read import Chunk
 from finetune.data.source import SUBJECT
 from finetune.data.turns import THOUGHT_NAMES
 from finetune.errors import Problem, Refusal, refuse

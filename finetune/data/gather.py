@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from finetune.config.schema import DataConfig, SourceConfig
+from finetune.data.chunk import Chunk, refuse_rows
 from finetune.data.convert import convert
 from finetune.data.encode import Encoded, Encoder
 from finetune.data.format import Layout, recognise
-from finetune.data.read import CHUNK_ROWS, Chunk, read, refuse_rows
+from finetune.data.read import CHUNK_ROWS, read
 from finetune.data.rows import Dropped, Place, Rows, RowWriter
 from finetune.data.source import SUBJECT
 from finetune.errors import Problem, RunFailed, refuse

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from finetune.data.read import Chunk
+from finetune.data.chunk import Chunk
 from finetune.data.source import SUBJECT
 from finetune.errors import Problem, Refusal, refuse
 

@@ -6,59 +6,19 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 from finetune import hub
 from finetune.config.schema import SourceConfig
+from finetune.data.chunk import Chunk, json_type
+from finetune.data.json_list import NotJson, items
 from finetune.data.source import KNOWN, SUBJECT, DataFile, source_files
 from finetune.errors import Problem, Refusal, refuse
 
 CHUNK_ROWS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive rows of one file: JSON lines still as bytes, everything else as columns and values."""
-
-    file: str
-    unit: str
-    """What a number counts: `line` or `row`."""
-    numbers: list[int]
-    """1-based place of each row in its file."""
-    items: list[Any]
-    problems: tuple[Problem, ...] = ()
-    """Rows that could not even be read."""
-
-    def rows(self) -> tuple[list[int], list[dict[str, Any]], list[Problem]]:
-        """Parse: the numbers and values of good rows, and what is wrong with the others."""
-        numbers: list[int] = []
-        rows: list[dict[str, Any]] = []
-        problems = list(self.problems)
-        for number, item in zip(self.numbers, self.items, strict=True):
-            try:
-                row = json.loads(item.decode("utf-8").rstrip()) if isinstance(item, bytes) else item
-            except UnicodeDecodeError as error:
-                problems.append(
-                    self.problem(number, f"not UTF-8: byte 0x{item[error.start]:02x} at {error.start + 1}")
-                )
-                continue
-            except (json.JSONDecodeError, RecursionError) as error:
-                problems.append(self.problem(number, _json_error(error), f"It reads: {_excerpt(item)}"))
-                continue
-            if not isinstance(row, dict):
-                why = f"a row must be a JSON object of columns, this is a {_json_type(row)}"
-                problems.append(self.problem(number, why))
-                continue
-            numbers.append(number)
-            rows.append(row)
-        return numbers, rows, problems
-
-    def problem(self, number: int, why: str, fix: str = "") -> Problem:
-        """Say what is wrong with the row of this number."""
-        return Problem(f"{self.file} {self.unit} {number}", why, fix)
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read(source: SourceConfig, *, streaming: bool = False) -> Iterator[Chunk]:
@@ -143,7 +103,7 @@ def _numbered_lines(file: DataFile) -> Iterator[tuple[list[int], list[bytes]]]:
         number = 0
         while block := list(islice(stream, CHUNK_ROWS)):
             if number == 0:
-                block[0] = block[0].removeprefix(b"\xef\xbb\xbf")
+                block[0] = block[0].removeprefix(BYTE_ORDER_MARK)
             numbers = [number + i for i, line in enumerate(block, 1) if line and not line.isspace()]
             lines = [line for line in block if line and not line.isspace()]
             number += len(block)
@@ -152,33 +112,47 @@ def _numbered_lines(file: DataFile) -> Iterator[tuple[list[int], list[bytes]]]:
 
 
 def _read_json(file: DataFile, source: SourceConfig) -> Iterator[Chunk]:
+    """A list of rows, a list under a field, or one object a line, as many data sets name it."""
     with file.open() as stream:
-        content = stream.read()
+        is_list = stream.read(1024).removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"[")
     try:
-        value = json.loads(content.decode("utf-8-sig"))
+        rows = _rows_of_list(file) if is_list else _rows_of_document(file, source)
+        start = 1
+        while part := list(islice(rows, CHUNK_ROWS)):
+            yield Chunk(file.name, "row", list(range(start, start + len(part))), part)
+            start += len(part)
+    except _OneALine:
+        yield from _read_lines(file, source)
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        why = f"not UTF-8: byte 0x{error.object[error.start]:02x}"
-        raise refuse(f"{file.name} line {line}", why, "Save it as UTF-8.", subject=SUBJECT) from error
+        raise _not_utf8(file, error) from error
+    except NotJson as error:
+        raise refuse(f"{file.name} line {error.line}", f"not valid JSON: {error}", subject=SUBJECT) from error
+
+
+class _OneALine(Exception):
+    """A JSON file that holds an object on each line."""
+
+
+def _rows_of_list(file: DataFile) -> Iterator[Any]:
+    with file.open() as raw, io.TextIOWrapper(raw, encoding="utf-8", newline="") as stream:
+        yield from items(stream)
+
+
+def _rows_of_document(file: DataFile, source: SourceConfig) -> Iterator[Any]:
+    with file.open() as stream:
+        content = stream.read().decode("utf-8-sig")
+    try:
+        value = json.loads(content)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data" or not content:
-            yield from _read_lines(file, source)  # one object a line, as many data sets name it
-            return
-        raise refuse(
-            f"{file.name} line {error.lineno}", f"not valid JSON: {error}", subject=SUBJECT
-        ) from error
-    del content
-    rows = _rows_of_document(file.name, value, source)
-    for start in range(0, len(rows), CHUNK_ROWS):
-        part = rows[start : start + CHUNK_ROWS]
-        yield Chunk(file.name, "row", list(range(start + 1, start + len(part) + 1)), part)
+            raise _OneALine from error
+        raise NotJson(error.lineno, error.msg) from error
+    yield from _rows_under_field(file.name, value, source)
 
 
-def _rows_of_document(file: str, value: Any, source: SourceConfig) -> list[Any]:
-    if isinstance(value, list):
-        return value
+def _rows_under_field(file: str, value: Any, source: SourceConfig) -> list[Any]:
     if not isinstance(value, dict):
-        raise refuse(file, f"it holds a single {_json_type(value)}, not a list of rows", subject=SUBJECT)
+        raise refuse(file, f"it holds a single {json_type(value)}, not a list of rows", subject=SUBJECT)
     lists = [name for name, entry in value.items() if isinstance(entry, list)]
     if source.name in lists:
         rows: list[Any] = value[source.name]
@@ -229,9 +203,7 @@ def _read_csv(file: DataFile, source: SourceConfig) -> Iterator[Chunk]:
                     yield Chunk(file.name, "line", numbers, rows, tuple(problems))
                     numbers, rows, problems = [], [], []
         except UnicodeDecodeError as error:
-            line = _line_of_bad_byte(file)
-            why = f"not UTF-8: byte 0x{error.object[error.start]:02x}"
-            raise refuse(f"{file.name} line {line}", why, "Save it as UTF-8.", subject=SUBJECT) from error
+            raise _not_utf8(file, error) from error
         except csv.Error as error:
             raise refuse(
                 f"{file.name} line {reader.line_num}", f"not valid CSV: {error}", subject=SUBJECT
@@ -240,14 +212,18 @@ def _read_csv(file: DataFile, source: SourceConfig) -> Iterator[Chunk]:
             yield Chunk(file.name, "line", numbers, rows, tuple(problems))
 
 
-def _line_of_bad_byte(file: DataFile) -> int:
+def _not_utf8(file: DataFile, error: UnicodeDecodeError) -> Refusal:
+    """The refusal of a whole file, with the line of its first bad byte."""
+    line = 1
     with file.open() as stream:
-        for number, line in enumerate(stream, 1):
+        for number, content in enumerate(stream, 1):
             try:
-                line.decode("utf-8")
+                content.decode("utf-8")
             except UnicodeDecodeError:
-                return number
-    return 1
+                line = number
+                break
+    why = f"not UTF-8: byte 0x{error.object[error.start]:02x}"
+    return refuse(f"{file.name} line {line}", why, "Save it as UTF-8.", subject=SUBJECT)
 
 
 def _read_parquet(file: DataFile, source: SourceConfig) -> Iterator[Chunk]:
@@ -351,34 +327,6 @@ def _refuse_utf16(file: DataFile) -> None:
         if stream.read(2) in (b"\xff\xfe", b"\xfe\xff"):
             fix = f"Convert it: iconv -f UTF-16 -t UTF-8 {file.name} > new{file.suffix}"
             raise refuse(f"{file.name} line 1", "it is UTF-16, only UTF-8 is read", fix, subject=SUBJECT)
-
-
-def _json_error(error: json.JSONDecodeError | RecursionError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"not valid JSON: {error.msg} at character {error.pos + 1}"
-    return "nested too deeply"
-
-
-def _excerpt(line: bytes) -> str:
-    text = line.decode("utf-8", "replace").strip()
-    return text if len(text) <= 80 else f"{text[:50]} ... {text[-25:]}"
-
-
-def _json_type(value: Any) -> str:
-    names = {list: "list", dict: "object", str: "string", bool: "boolean", int: "number", float: "number"}
-    return names.get(type(value), "null")
-
-
-def refuse_rows(problems: list[Problem], total: int) -> Refusal:
-    """Build the refusal for bad rows: the first twenty in words, all of them counted, each advice once."""
-    shown = [
-        Problem(p.where, p.why, p.fix if p.fix not in {q.fix for q in problems[:i]} else "")
-        for i, p in enumerate(problems)
-    ]
-    more = total - len(problems)
-    if more > 0:
-        shown.append(Problem(f"and {more} more bad rows", ""))
-    return Refusal(shown, f"{SUBJECT} ({total} bad rows)" if total > 1 else SUBJECT)
 
 
 READERS: dict[str, Callable[[DataFile, SourceConfig], Iterator[Chunk]]] = {
