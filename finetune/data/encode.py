@@ -84,6 +84,7 @@ class Encoder:
         self.control = ControlWords(tokenizer)
         self.chat: ChatMask | None = None
         self.bytes_of = _bytes_of_tokens(tokenizer)
+        self.byte_lengths = np.array([len(piece) for piece in self.bytes_of or []], np.int64)
         self.before, self.after = self._ids_around_text()
         self.newline = self._newline_before_completions()
 
@@ -162,6 +163,8 @@ class Encoder:
     def _learnt(self, ids: list[int], text: str, spans: list[Span], rows: _Rows) -> np.ndarray | None:
         """Mark the tokens of the spans; None where a token holds words of both an answer and the template."""
         starts, ends, letters, spans = self._borders(ids, text, spans)
+        if len(starts) != len(ids):
+            return None  # encoded by pieces, and the tokenizer does not tell where they are
         learnt = np.zeros(len(ids), bool)
         for start, end in spans:
             first, stop = np.searchsorted(starts, start), np.searchsorted(ends, end, "right")
@@ -187,11 +190,11 @@ class Encoder:
         """Where tokens start and end, and in what: bytes if the tokens' bytes are known, else characters."""
         table = self.bytes_of
         if table is not None:
-            pieces = [table[number] for number in ids]
             letters = text.encode()
-            if b"".join(pieces) == letters:
-                ends = np.cumsum([len(piece) for piece in pieces])
-                starts = ends - [len(piece) for piece in pieces]
+            if b"".join([table[number] for number in ids]) == letters:
+                lengths = self.byte_lengths[ids]
+                ends = np.cumsum(lengths)
+                starts = ends - lengths
                 if len(letters) != len(text):
                     spans = [(len(text[:a].encode()), len(text[:b].encode())) for a, b in spans]
                 return starts, ends, letters, spans
