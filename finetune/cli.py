@@ -29,7 +29,11 @@ def main(argv: list[str] | None = None) -> int:
             print(json.dumps({"error": str(error), "exit_code": error.exit_code}))
         return error.exit_code
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the output has gone
+        return 141
 
 
 def _run(words: Words) -> int:

@@ -44,6 +44,12 @@ class Refusal(UserError):
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         super().__init__("\n".join([f"{count} in {subject}:", *map(str, problems)]))
 
+    def __reduce__(self) -> tuple[type[Refusal], tuple[list[Problem], str]]:
+        return type(self), (
+            self.problems,
+            self.subject,
+        )  # a process that prepares data sends it to its parent
+
 
 def refuse(where: str, why: str, fix: str = "", *, subject: str) -> Refusal:
     """Build the refusal for a single problem; the caller raises it."""

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import nullcontext, redirect_stdout
 
 from finetune.config.compose import compose
 from finetune.config.rules import resolve_rows
@@ -17,8 +18,10 @@ from finetune.words import Words
 
 def main(words: Words) -> int:
     """Prepare; returns the exit code."""
-    if words.runs or "--dry-run" in words.flags:
-        raise UserError("prepare takes key=value words, --json and --debug.")
+    if words.runs:
+        raise UserError(f"'{words.runs[0]}' is no key=value. Did you mean data.train={words.runs[0]}?")
+    if "--dry-run" in words.flags:
+        raise UserError("--dry-run has no meaning for prepare, which starts nothing.")
     as_json = "--json" in words.flags
     problems: list[Problem] = []
     composed = compose(list(words.overrides), problems=problems)
@@ -28,7 +31,8 @@ def main(words: Words) -> int:
     from finetune.training.prepare import count_steps, rows_needed
 
     needed = rows_needed(config.trainer, batch)
-    prepared = prepare_data(config.data, config.model, config.seed, cache_root(), needed)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # a format function may print
+        prepared = prepare_data(config.data, config.model, config.seed, cache_root(), needed)
     steps = count_steps(config.trainer, batch, prepared, composed.subject)
     lines = [*composed.notes, *prepared.lines, batch.line, steps.line]
     for name, said in prepared.statistics.items():

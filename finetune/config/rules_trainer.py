@@ -48,9 +48,6 @@ def check_data(case: Case) -> None:
     """Files that are not there, and evaluation that has nothing to read."""
     data, trainer = case.config.data, case.config.trainer
     check_sources(case)
-    if data.eval and data.eval_fraction:
-        why = "both give rows for evaluation"
-        case.refuse(f"data.eval and data.eval_fraction={data.eval_fraction:g}", why, "Leave one of them out.")
     has_rows = bool(data.eval) or data.eval_fraction > 0
     wants = [
         text
@@ -88,6 +85,10 @@ def check_sources(case: Case) -> None:
         sources: list[SourceConfig] = getattr(data, name)
         for position, source in enumerate(sources):
             key = f"data.{name}.{position}"
+            if not source.path.strip():
+                case.refuse(
+                    f"{key}.path={source.path!r}", "it is empty", "Name a file, a folder or a hub id."
+                )
             named = Path(source.path).expanduser()
             if source.path.startswith(("/", "~")) and not set("*?[") & {*source.path} and not named.exists():
                 case.refuse(f"{key}.path={source.path}", "there is no such file or folder")
@@ -102,9 +103,12 @@ def check_sources(case: Case) -> None:
         if 0 < weighted < len(sources):
             why = f"{weighted} of {len(sources)} sources have a weight"
             case.refuse(f"data.{name}", why, "Give every source its weight, or none.")
-        if data.streaming and weighted == 0 and len(sources) > 1:
+        if data.streaming and name == "train" and weighted == 0 and len(sources) > 1:
             why = f"nothing says in which parts the {len(sources)} sources are read"
             case.refuse(f"data.streaming=true and data.{name}", why, "Give every source its weight.")
+    if data.eval and data.eval_fraction:
+        why = "both give rows for evaluation"
+        case.refuse(f"data.eval and data.eval_fraction={data.eval_fraction:g}", why, "Leave one of them out.")
     if data.streaming and case.config.trainer.max_steps < 1:
         why = "a stream has no known length"
         case.refuse("data.streaming=true", why, "Set trainer.max_steps.")

@@ -16,6 +16,8 @@ from typing import Any
 from finetune.config.schema import DataConfig, ModelConfig, SourceConfig
 from finetune.data.own_format import function_source
 from finetune.data.read import identity
+from finetune.data.source import SUBJECT
+from finetune.errors import refuse
 from finetune.model.limits import Limits
 from finetune.model.tokenizer import tokenizer_identity
 
@@ -71,11 +73,13 @@ def cache_folder(root: Path, parts: Parts) -> Path:
 
 
 def stored(folder: Path) -> dict[str, Any] | None:
-    """What was said about the prepared data in this folder; None if there is none."""
-    if not (folder / STATISTICS).is_file():
+    """What was said about the prepared data in this folder; None if there is none, or it is not whole."""
+    try:
+        answer: dict[str, Any] = json.loads((folder / STATISTICS).read_text(encoding="utf-8"))
+        whole = all((folder / name).stat().st_size == size for name, size in answer["sizes"].items())
+    except (OSError, ValueError, KeyError):
         return None
-    answer: dict[str, Any] = json.loads((folder / STATISTICS).read_text(encoding="utf-8"))
-    return answer
+    return answer if whole else None
 
 
 def why_missed(folder: Path, parts: Parts) -> str:
@@ -92,16 +96,20 @@ def why_missed(folder: Path, parts: Parts) -> str:
 def store(folder: Path, parts: Parts, write: Callable[[Path], dict[str, Any]]) -> None:
     """Write beside the folder and rename: nobody ever finds half of it, two runs at once are harmless."""
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
-    beside.mkdir(parents=True)
     try:
+        beside.mkdir(parents=True)
         said = write(beside)
         (beside / PARTS).write_text(json.dumps(parts), encoding="utf-8")
+        said["sizes"] = {file.name: file.stat().st_size for file in beside.iterdir()}
         (beside / STATISTICS).write_text(json.dumps(said), encoding="utf-8")
-        try:
+        if stored(folder) is None:  # else another run has done the same work meanwhile
+            shutil.rmtree(folder, ignore_errors=True)  # a damaged one
             beside.rename(folder)
-        except OSError:
-            if stored(folder) is None:  # neither another run's finished work nor a free name
-                raise
+    except OSError as error:
+        if stored(folder) is None:
+            why = f"prepared rows cannot be written: {error.strerror or error}"
+            fix = "Make room or give access, or set FINETUNE_CACHE to another folder."
+            raise refuse(f"the cache {folder.parent}", why, fix, subject=SUBJECT) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

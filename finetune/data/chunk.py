@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from finetune.data.source import SUBJECT
@@ -20,14 +20,14 @@ class Chunk:
     numbers: list[int]
     """1-based place of each row in its file."""
     items: list[Any]
-    problems: tuple[Problem, ...] = ()
-    """Rows that could not even be read."""
+    problems: tuple[tuple[int, Problem], ...] = ()
+    """Rows that could not even be read, by their number."""
 
     def rows(self) -> tuple[list[int], list[dict[str, Any]], list[Problem]]:
         """Parse: the numbers and values of good rows, and what is wrong with the others."""
         numbers: list[int] = []
         rows: list[dict[str, Any]] = []
-        problems = list(self.problems)
+        problems = [problem for _, problem in self.problems]
         for number, item in zip(self.numbers, self.items, strict=True):
             try:
                 row = json.loads(item.decode("utf-8").rstrip()) if isinstance(item, bytes) else item
@@ -46,6 +46,12 @@ class Chunk:
             numbers.append(number)
             rows.append(row)
         return numbers, rows, problems
+
+    def first(self, count: int) -> Chunk:
+        """The first rows alone, and the problems before the last of them."""
+        last = self.numbers[count - 1] if count <= len(self.numbers) else None
+        problems = tuple(entry for entry in self.problems if last is None or entry[0] < last)
+        return replace(self, numbers=self.numbers[:count], items=self.items[:count], problems=problems)
 
     def problem(self, number: int, why: str, fix: str = "") -> Problem:
         """Say what is wrong with the row of this number."""
@@ -71,7 +77,7 @@ def _json_error(error: json.JSONDecodeError | RecursionError) -> str:
 
 
 def _excerpt(line: bytes) -> str:
-    text = line.decode("utf-8", "replace").strip()
+    text = "".join(c if c.isprintable() else " " for c in line.decode("utf-8", "replace").strip())
     return text if len(text) <= 80 else f"{text[:50]} ... {text[-25:]}"
 
 

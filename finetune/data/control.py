@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,38 @@ from finetune.errors import UserError
 from finetune.model.tokenizer import added_tokens
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 FIRST_MARK = 0x100000
 MARKS = re.compile("[\U00100000-\U0010fffd]")
 THINK = ("<think>", "</think>")
 UNTOUCHED = ("role", "train", "weight")
+
+
+@dataclass(slots=True)
+class Pieces:
+    """A text encoded piece by piece: where each token stands, in characters."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+    def add(self, encoded: Encoding, led: int, cut: int, piece: str) -> None:
+        """Add a piece that was encoded behind `led` characters, which are the first `cut` tokens."""
+        base = len(self.text) - led
+        self.ids += encoded.ids[cut:]
+        self.starts += [base + max(start, led) for start, _ in encoded.offsets[cut:]]
+        self.ends += [base + end for _, end in encoded.offsets[cut:]]
+        self.text += piece
+
+    def add_token(self, number: int, text: str) -> None:
+        self.ids.append(number)
+        self.starts.append(len(self.text))
+        self.text += text
+        self.ends.append(len(self.text))
 
 
 class ControlWords:
@@ -65,25 +90,23 @@ class ControlWords:
             raise UserError("holds control words of the chat template and private-use characters (plane 16)")
         return replace(example, turns=turns, tools=tools)
 
-    def encode(self, hidden: str, spans: list[Span]) -> tuple[list[int], str, list[Span]] | None:
-        """Encode a rendered text with marks: ids, the text without marks, and the spans in it.
+    def encode(self, hidden: str, spans: list[Span]) -> Pieces | None:
+        """Encode a rendered text with marks, and find the spans again in the text without.
 
         None where the tokenizer does not encode pieces as it encodes the whole, or finds a control token
         in the bare words all the same.
         """
         whole = self.backend.encode(hidden, add_special_tokens=False).ids
-        lead = next((lead for lead in ("", "\n") if self._by_pieces(hidden, lead, plain=True) == whole), None)
+        leads = (lead for lead in ("", "\n") if self._by_pieces(hidden, lead, plain=True).ids == whole)
+        lead = next(leads, None)
         if lead is None:
             return None
-        ids = self._by_pieces(hidden, lead, plain=False)
+        pieces = self._by_pieces(hidden, lead, plain=False)
         own = sum(number in self.control_ids for number in whole)
-        if ids is None or sum(number in self.control_ids for number in ids) != own:
+        if sum(number in self.control_ids for number in pieces.ids) != own:
             return None
-        return ids, self.show(hidden), [(self._shown(hidden, a), self._shown(hidden, b)) for a, b in spans]
-
-    def is_hidden(self, text: str) -> bool:
-        """Tell whether a rendered text holds marks."""
-        return MARKS.search(text) is not None
+        pieces.spans = [(self._shown(hidden, a), self._shown(hidden, b)) for a, b in spans]
+        return pieces
 
     def show(self, hidden: str) -> str:
         """Put the words back in place of the marks."""
@@ -104,29 +127,30 @@ class ControlWords:
         """Where a position of the text with marks lies in the text without."""
         return len(self.show(hidden[:position]))
 
-    def _by_pieces(self, hidden: str, lead: str, *, plain: bool) -> list[int] | None:
+    def _by_pieces(self, hidden: str, lead: str, *, plain: bool) -> Pieces:
         """Encode piece by piece; `lead` keeps a tokenizer from taking a piece for the start of a text."""
-        ids: list[int] = []
+        result = Pieces()
         position = 0
         cut = len(self.bare.encode(lead, add_special_tokens=False).ids)
         while position < len(hidden):
             token = self.tokens.search(hidden, position)
             end = token.start() if token else len(hidden)
             piece = hidden[position:end]
+            swallowed = ""
             if token and self.added[token.group()].lstrip:
-                piece = piece.rstrip()
+                piece, swallowed = piece.rstrip(), piece[len(piece.rstrip()) :]
             if piece:
+                piece = piece if plain else self.show(piece)
                 first = lead if position else ""
-                text = first + (piece if plain else self.show(piece))
-                encoded = self.bare.encode(text, add_special_tokens=False).ids
-                ids += encoded[cut:] if first else encoded
+                encoded = self.bare.encode(first + piece, add_special_tokens=False)
+                result.add(encoded, len(first), cut if first else 0, piece)
             if token is None:
                 break
-            ids.append(self.ids[token.group()])
             position = token.end()
             if self.added[token.group()].rstrip:
                 position += len(hidden[position:]) - len(hidden[position:].lstrip())
-        return ids
+            result.add_token(self.ids[token.group()], swallowed + hidden[token.start() : position])
+        return result
 
 
 def _map(value: Any, pattern: re.Pattern[str], marks: dict[str, str]) -> Any:

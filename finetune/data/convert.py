@@ -8,7 +8,7 @@ from typing import Any
 from finetune.config.schema import Format, LossOn, Thinking
 from finetune.data.chunk import Chunk
 from finetune.data.format import Layout
-from finetune.data.own_format import apply, load_function
+from finetune.data.own_format import call_on_rows, load_function
 from finetune.data.turns import BadRow, messages, sharegpt, thoughts, tools, type_of, value_of
 from finetune.errors import Problem
 
@@ -54,7 +54,7 @@ def convert(chunk: Chunk, layout: Layout, first_index: int) -> Converted:
     numbered = list(zip(numbers, rows, strict=True))
     if layout.function is not None:
         function = load_function(layout.function)
-        numbered, left_out, wrong = apply(function, layout.function, chunk, numbers, rows)
+        numbered, left_out, wrong = call_on_rows(function, layout.function, chunk, numbers, rows)
         result.problems += wrong
         result.dropped += [(f"left out by {layout.function}", index[number], number) for number in left_out]
     for number, row in numbered:
@@ -84,15 +84,19 @@ def _example(row: dict[str, Any], layout: Layout, index: int, number: int) -> Ex
             raise _Nothing(BLANK)
         return Example(index, number, text=text)
     if layout.format is Format.messages:
-        turns = messages(row, columns["messages"])
+        turns = _with_system(messages(row, columns["messages"]), _system(row, columns))
         return _conversation(index, number, layout, turns, tools=tools(row, columns.get("tools")))
     if layout.format is Format.sharegpt:
-        turns = _system(row, columns) + sharegpt(row, columns["conversations"])
+        turns = _with_system(sharegpt(row, columns["conversations"]), _system(row, columns))
         return _conversation(index, number, layout, turns, tools=tools(row, columns.get("tools")))
     if layout.format is Format.alpaca:
         return _alpaca(row, layout, index, number)
     prompt, completion = columns["prompt"], columns["completion"]
     if isinstance(row.get(prompt), list) or isinstance(row.get(completion), list):
+        if not layout.chat:
+            raise BadRow(
+                f"column '{prompt}' or '{completion}' holds messages, in the first rows they hold text"
+            )
         before = messages(row, prompt)
         turns = before + messages(row, completion)
         callable_tools = tools(row, columns.get("tools"))
@@ -108,7 +112,7 @@ def _question(
     if not layout.chat:
         return Example(index, number, prompt=prompt, text=completion)
     turns = [*before, {"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-    only_completion = layout.format is Format.prompt_completion or layout.loss_on is LossOn.completion
+    only_completion = layout.format is Format.prompt_completion or layout.wanted.loss_on is LossOn.completion
     return _conversation(
         index, number, layout, turns, completion_from=len(turns) - 1 if only_completion else 0
     )
@@ -136,21 +140,23 @@ def _conversation(
     completion_from: int = 0,
     tools: list[Any] | None = None,
 ) -> Example:
-    thinks = thoughts(turns, layout.thinking, apart=layout.thoughts_apart)
+    thinks = thoughts(turns, layout.wanted.thinking, apart=layout.wanted.thoughts_apart)
     answers = [
         place for place, turn in enumerate(turns) if turn["role"] == "assistant" and place >= completion_from
     ]
-    if layout.loss_on is LossOn.last_assistant:
+    if layout.wanted.loss_on is LossOn.last_assistant:
         answers = answers[-1:]
     learnt = tuple(
         place for place in answers if turns[place].get("train", True) and turns[place].get("weight", 1)
     )
-    if not learnt and layout.loss_on is not LossOn.all:
+    if not learnt and layout.wanted.loss_on is not LossOn.all:
         raise _Nothing(NO_ANSWER)
     if any(not turns[place]["content"].strip() and not turns[place].get("tool_calls") for place in learnt):
         raise _Nothing(BLANK)
     told = {Thinking.keep: True if thinks else None, Thinking.mixed: thinks, Thinking.off: False}
-    return Example(index, number, turns=turns, answers=learnt, tools=tools, thinking=told[layout.thinking])
+    return Example(
+        index, number, turns=turns, answers=learnt, tools=tools, thinking=told[layout.wanted.thinking]
+    )
 
 
 def _tokens(row: dict[str, Any], columns: dict[str, str]) -> tuple[list[int], list[int] | None]:
@@ -193,6 +199,12 @@ def _optional_text(row: dict[str, Any], column: str | None) -> str:
 def _system(row: dict[str, Any], columns: dict[str, str]) -> list[dict[str, Any]]:
     text = _optional_text(row, columns.get("system"))
     return [{"role": "system", "content": text}] if text.strip() else []
+
+
+def _with_system(turns: list[dict[str, Any]], system: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if system and turns[0]["role"] == "system" and turns[0]["content"] != system[0]["content"]:
+        raise BadRow("the conversation begins with another system turn than column 'system' holds")
+    return turns if turns[0]["role"] == "system" else system + turns
 
 
 def _history(row: dict[str, Any], column: str | None) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from finetune.config.schema import DataConfig, LossOn
 from finetune.data.control import ControlWords
 from finetune.data.convert import Example
 from finetune.data.mask import ChatMask, Span, Unmaskable
-from finetune.data.turns import unprinted_thoughts
+from finetune.data.turns import tool_name, unprinted_thoughts
 from finetune.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ AS_TOKENS = (
     "rows of plain text spell control tokens: read as the tokens (data.split_special_tokens=true reads them "
     "as the letters they are)"
 )
+UNPRINTED_TOOLS = "rows list tools that the chat template does not print"
 UNPRINTED = "answers have a thought that the chat template does not print: it is not learnt"
 
 
@@ -69,6 +70,15 @@ class Encoded:
     """(index, number) of rows in which one token holds words of both an answer and the template."""
     bad: list[tuple[int, str, str]] = field(default_factory=list)
     """(number, why, fix) of rows that cannot be encoded."""
+
+
+class _Borders(NamedTuple):
+    """Where the tokens of a text start and end, and the learnt spans, both counted in `letters`."""
+
+    starts: np.ndarray
+    ends: np.ndarray
+    letters: bytes | str
+    spans: list[Span]
 
 
 class Encoder:
@@ -104,8 +114,9 @@ class Encoder:
     def _encode_chats(self, examples: Sequence[Example], rows: _Rows) -> None:
         if self.chat is None:
             self.chat = ChatMask(self.tokenizer)
-        shown = self._control_words_hidden(examples, rows)
+        shown, whole = self._control_words_hidden(examples, rows)
         ready: list[tuple[Example, str, list[Span]]] = []
+        hidden = {new.index for new, old in zip(shown, whole, strict=True) if new is not old}
         for example, text in zip(shown, self.chat.render(shown), strict=True):
             try:
                 if not isinstance(text, str):
@@ -122,50 +133,61 @@ class Encoder:
                 ready.append((example, text, where))
         encodings = self.backend.encode_batch_fast([text for _, text, _ in ready], add_special_tokens=False)
         for (example, text, where), encoding in zip(ready, encodings, strict=True):
-            self._add_chat(example, text, where, encoding.ids, rows)
+            if example.index in hidden:
+                self._add_by_pieces(example, text, where, rows)
+            else:
+                self._add_chat(example, text, self._borders(encoding.ids, text, where), encoding.ids, rows)
 
-    def _control_words_hidden(self, examples: Sequence[Example], rows: _Rows) -> list[Example]:
+    def _control_words_hidden(
+        self, examples: Sequence[Example], rows: _Rows
+    ) -> tuple[list[Example], list[Example]]:
+        """The examples with control words hidden, and as they were."""
         if self.split_special_tokens is False:
-            return list(examples)
-        shown = []
+            return list(examples), list(examples)
+        shown, whole = [], []
         for example in examples:
             try:
                 shown.append(self.control.hide(example))
+                whole.append(example)
             except UserError as error:
                 rows.bad.append((example.number, str(error), ""))
-        return shown
+        return shown, whole
 
-    def _add_chat(self, example: Example, text: str, spans: list[Span], ids: list[int], rows: _Rows) -> None:
-        if self.control.is_hidden(text):
-            apart = self.control.encode(text, spans)
-            if apart is None:
-                rows.inseparable.append((example.index, example.number))
-                return
-            ids, text, spans = apart
-            rows.counts[SPELLED] += 1
-        learnt = self._learnt(ids, text, spans, rows)
+    def _add_by_pieces(self, example: Example, text: str, spans: list[Span], rows: _Rows) -> None:
+        pieces = self.control.encode(text, spans)
+        if pieces is None:
+            rows.inseparable.append((example.index, example.number))
+            return
+        borders = _Borders(np.array(pieces.starts), np.array(pieces.ends), pieces.text, pieces.spans)
+        rows.counts[SPELLED] += 1
+        self._add_chat(example, text, borders, pieces.ids, rows)
+
+    def _add_chat(self, example: Example, text: str, borders: _Borders, ids: list[int], rows: _Rows) -> None:
+        learnt = self._learnt(len(ids), borders, rows)
         if learnt is None:
             rows.inseparable.append((example.index, example.number))
             return
         if example.thinking:
             rows.counts[UNPRINTED] += unprinted_thoughts(example.turns or [], text)
+        if example.tools and not any(tool_name(tool) in text for tool in example.tools):
+            rows.counts[UNPRINTED_TOOLS] += 1
         rows.add(example, ids, learnt)
 
     def _take_ids(self, examples: Sequence[Example], rows: _Rows) -> None:
         for example in examples:
             ids, labels = example.ids or [], example.labels
             learnt = np.ones(len(ids), bool) if labels is None else np.array(labels) != NOT_LEARNT
-            if min(ids) < 0:
-                rows.bad.append((example.number, f"input_ids holds {min(ids)}, which is no token", ""))
+            wrong = [number for number in (min(ids), max(ids)) if not 0 <= number < 2**31]
+            if wrong:
+                rows.bad.append((example.number, f"input_ids holds {wrong[0]}, which is no token", ""))
             else:
                 rows.add(example, ids, learnt)
 
-    def _learnt(self, ids: list[int], text: str, spans: list[Span], rows: _Rows) -> np.ndarray | None:
+    def _learnt(self, count: int, borders: _Borders, rows: _Rows) -> np.ndarray | None:
         """Mark the tokens of the spans; None where a token holds words of both an answer and the template."""
-        starts, ends, letters, spans = self._borders(ids, text, spans)
-        if len(starts) != len(ids):
-            return None  # encoded by pieces, and the tokenizer does not tell where they are
-        learnt = np.zeros(len(ids), bool)
+        starts, ends, letters, spans = borders
+        assert len(starts) == count
+        learnt = np.zeros(count, bool)
         for start, end in spans:
             first, stop = np.searchsorted(starts, start), np.searchsorted(ends, end, "right")
             if stop == 0 or ends[stop - 1] != end:
@@ -184,9 +206,7 @@ class Encoder:
             learnt[first:stop] = True
         return learnt
 
-    def _borders(
-        self, ids: list[int], text: str, spans: list[Span]
-    ) -> tuple[np.ndarray, np.ndarray, bytes | str, list[Span]]:
+    def _borders(self, ids: list[int], text: str, spans: list[Span]) -> _Borders:
         """Where tokens start and end, and in what: bytes if the tokens' bytes are known, else characters."""
         table = self.bytes_of
         if table is not None:
@@ -194,12 +214,11 @@ class Encoder:
             if b"".join([table[number] for number in ids]) == letters:
                 lengths = self.byte_lengths[ids]
                 ends = np.cumsum(lengths)
-                starts = ends - lengths
                 if len(letters) != len(text):
                     spans = [(len(text[:a].encode()), len(text[:b].encode())) for a, b in spans]
-                return starts, ends, letters, spans
+                return _Borders(ends - lengths, ends, letters, spans)
         offsets = np.array(self.backend.encode(text, add_special_tokens=False).offsets).reshape(-1, 2)
-        return offsets[:, 0], offsets[:, 1], text, spans
+        return _Borders(offsets[:, 0], offsets[:, 1], text, spans)
 
     def _encode_plain(self, examples: Sequence[Example], rows: _Rows) -> None:
         good = []

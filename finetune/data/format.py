@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from finetune.config.schema import DataConfig, Format, LossOn, SourceConfig, Thinking
+from finetune.config.schema import Format, LossOn, SourceConfig, Thinking
 from finetune.data.chunk import Chunk
-from finetune.data.own_format import apply, load_function
+from finetune.data.own_format import call_on_rows, load_function
 from finetune.data.source import SUBJECT
-from finetune.data.turns import THOUGHT_NAMES
 from finetune.errors import Problem, Refusal, refuse
 
 NEEDS = {
@@ -25,7 +24,7 @@ NEEDS = {
 """The columns that make a format, in the order in which formats are recognised."""
 
 MAY_HAVE = {
-    Format.messages: ("tools",),
+    Format.messages: ("tools", "system"),
     Format.sharegpt: ("system", "tools"),
     Format.alpaca: ("input", "system", "history"),
     Format.prompt_completion: ("tools",),
@@ -33,8 +32,24 @@ MAY_HAVE = {
     Format.tokenized: ("labels",),
 }
 
+TURNS = (Format.messages, Format.sharegpt)
+"""Formats whose rows are lists of turns."""
+
 WHOLE = (Format.text, Format.tokenized)
 """Formats without turns: no chat template is applied."""
+
+SHOWN_COLUMNS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What rows are read for, whatever file they are in."""
+
+    has_template: bool
+    thoughts_apart: bool
+    """The chat template reads thoughts from a field of the turn, not from its content."""
+    loss_on: LossOn
+    thinking: Thinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +63,7 @@ class Layout:
     """The columns of the file."""
     chat: bool
     """Rows become turns of the chat template."""
-    loss_on: LossOn
-    thinking: Thinking
-    thoughts_apart: bool
-    """The chat template reads thoughts from a field of the turn, not from its content."""
+    wanted: Wanted
     function: str | None = None
     """The user's own function that makes rows of this format from those of the file."""
 
@@ -65,39 +77,35 @@ class Layout:
     def __str__(self) -> str:
         renamed = [f"{ours} <- {theirs}" for ours, theirs in self.columns.items() if ours != theirs]
         name = f"{self.format.value} ({', '.join(renamed)})" if renamed else self.format.value
-        name = f"{name}, made by {self.function}" if self.function else name
+        if self.function:
+            name += f", made by {self.function}"
         if self.format in (Format.prompt_completion, Format.alpaca):
-            how = (
-                "user and assistant turns of the chat template"
-                if self.chat
-                else "plain prompt and completion"
-            )
-            return f"{name}, as {how}"
-        return name
+            turns = "user and assistant turns of the chat template"
+            name += f", as {turns if self.chat else 'plain prompt and completion'}"
+        unread = [column for column in self.found if column not in self.columns.values()]
+        shown = ", ".join(unread[:SHOWN_COLUMNS]) + (", ..." if len(unread) > SHOWN_COLUMNS else "")
+        return f"{name}; not read: {shown}" if unread else name
 
 
-def recognise(source: SourceConfig, chunk: Chunk, template: str | None, data: DataConfig) -> Layout:
+def recognise(source: SourceConfig, chunk: Chunk, wanted: Wanted) -> Layout:
     """Decide from a file's first rows how it is read."""
     numbers, rows, problems = chunk.rows()
-    if source.format is not None and ":" in source.format:
-        function = load_function(source.format)
-        made, _, wrong = apply(function, source.format, chunk, numbers, rows)
+    own = source.format if source.format is not None and ":" in source.format else None
+    if own is not None:
+        made, _, wrong = call_on_rows(load_function(own), own, chunk, numbers, rows)
         problems += wrong
         rows = [row for _, row in made]
         if not rows and not problems:
             why = f"it left out all of the first {len(numbers)} rows of {chunk.file}"
-            raise refuse(f"format={source.format}", why, subject=SUBJECT)
+            raise refuse(f"format={own}", why, subject=SUBJECT)
     if not rows:
         raise Refusal(problems[:20], SUBJECT)
-    if source.format is not None and ":" in source.format:
-        whole = replace(source, format=None, columns={})
-        return replace(_layout(whole, chunk, rows, template, data), function=source.format)
-    return _layout(source, chunk, rows, template, data)
+    if own is None:
+        return _layout(source, chunk, rows, wanted)
+    return replace(_layout(replace(source, format=None, columns={}), chunk, rows, wanted), function=own)
 
 
-def _layout(
-    source: SourceConfig, chunk: Chunk, rows: list[dict[str, Any]], template: str | None, data: DataConfig
-) -> Layout:
+def _layout(source: SourceConfig, chunk: Chunk, rows: list[dict[str, Any]], wanted: Wanted) -> Layout:
     found = Counter(name for row in rows for name in row)
     known = {name for names in (*NEEDS.values(), *MAY_HAVE.values()) for name in names}
     wrong = [
@@ -112,26 +120,26 @@ def _layout(
     chosen = Format(source.format) if source.format else _recognised(names, source.columns)
     if chosen is None or not names.issuperset(NEEDS[chosen]):
         raise _unknown(source, chunk.file, found)
+    first = source.columns.get(NEEDS[chosen][0], NEEDS[chosen][0])
+    if source.format is None:
+        chosen = _by_turn_keys(chosen, first, rows)
     used = (*NEEDS[chosen], *MAY_HAVE[chosen])
-    unused = [name for name in source.columns if name not in used]
+    unused = [name for name, column in source.columns.items() if name not in used and column != first]
     if unused:
         why = f"{', '.join(unused)} is mapped, but {chosen.value} rows have no such column"
         raise refuse(chunk.file, why, f"They have: {', '.join(used)}.", subject=SUBJECT)
     columns = {
         name: source.columns.get(name, name) for name in used if name in source.columns or name not in taken
     }
-    if chosen in (Format.messages, Format.sharegpt) and source.format is None:
-        chosen = _by_turn_keys(chosen, columns, rows)
-        columns = {NEEDS[chosen][0]: next(iter(columns.values())), **dict(list(columns.items())[1:])}
+    columns[NEEDS[chosen][0]] = first
     turns_given = chosen is Format.prompt_completion and any(
         isinstance(row.get(columns[name]), list) for row in rows for name in NEEDS[chosen]
     )
-    chat = chosen not in WHOLE and (template or turns_given or chosen in (Format.messages, Format.sharegpt))
-    if data.loss_on is LossOn.completion and chosen in (Format.messages, Format.sharegpt):
+    chat = chosen not in WHOLE and (wanted.has_template or turns_given or chosen in TURNS)
+    if wanted.loss_on is LossOn.completion and chosen in TURNS:
         why = f"{chunk.file} holds {chosen.value} rows, which have no completion"
         raise refuse("data.loss_on=completion", why, "Use assistant or last_assistant.", subject=SUBJECT)
-    apart = any(name in (template or "") for name in THOUGHT_NAMES)
-    return Layout(chosen, columns, tuple(map(str, found)), bool(chat), data.loss_on, data.thinking, apart)
+    return Layout(chosen, columns, tuple(map(str, found)), chat, wanted)
 
 
 def _wrong_mapping(ours: str, theirs: str, known: set[str], found: Iterable[str]) -> list[tuple[str, str]]:
@@ -150,19 +158,22 @@ def _recognised(names: set[str], mapped: dict[str, str]) -> Format | None:
 
 
 def _unknown(source: SourceConfig, file: str, found: Iterable[str]) -> Refusal:
-    columns = list(map(str, found))
+    columns = [name if name == name.strip() else repr(name) for name in map(str, found)]
     sets = "; ".join(f"{name.value}: {' + '.join(needs)}" for name, needs in NEEDS.items())
     asked = f"not those of format={source.format}" if source.format else "none of the accepted sets"
-    example = f"columns: {{text: {columns[0] if columns else 'COLUMN'}}}"
-    if len(columns) > 1:
-        example = f"columns: {{prompt: {columns[0]}, completion: {columns[1]}}}"
-    fix = f"Accepted: {sets}. Map yours on the source, e.g. `{example}`."
+    needed = NEEDS[Format(source.format)] if source.format else ("prompt", "completion")
+    needed = needed if len(columns) >= len(needed) else ("text",)
+    example = ", ".join(f"{ours}: {theirs}" for ours, theirs in zip(needed, columns, strict=False))
+    if source.columns:
+        asked += f" with columns: {source.columns}"
+    fix = f"Accepted: {sets}. Map yours on the source, e.g. `columns: {{{example}}}`."
     return refuse(file, f"found the columns {', '.join(columns)}, {asked}", fix, subject=SUBJECT)
 
 
-def _by_turn_keys(chosen: Format, columns: dict[str, str], rows: list[dict[str, Any]]) -> Format:
+def _by_turn_keys(chosen: Format, column: str, rows: list[dict[str, Any]]) -> Format:
     """Tell role/content from from/value, whichever name the column has."""
-    column = columns[NEEDS[chosen][0]]
+    if chosen not in TURNS:
+        return chosen
     for row in rows:
         turns = row.get(column)
         if isinstance(turns, str) and turns.lstrip().startswith("["):

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from finetune.config.schema import DataConfig, SourceConfig
+from finetune.config.schema import DataConfig, SourceConfig, Thinking
 from finetune.data.chunk import Chunk, refuse_rows
 from finetune.data.convert import convert
 from finetune.data.encode import Encoded, Encoder
-from finetune.data.format import Layout, recognise
+from finetune.data.format import Layout, Wanted, recognise
 from finetune.data.read import CHUNK_ROWS, read
 from finetune.data.rows import Dropped, Place, Rows, RowWriter
-from finetune.data.source import SUBJECT
+from finetune.data.source import SUBJECT, passed_over
 from finetune.errors import Problem, RunFailed, refuse
+from finetune.model.tokenizer import reads_thoughts, thinking_switches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -48,19 +49,19 @@ class Quota:
     rows: int
     tokens: int = 0
     """0: rows alone count."""
-    longest: int | None = None
-    """A longer row counts for nothing."""
+    max_length: int | None = None
+    cut: bool = False
+    """A longer row is cut; else it counts for nothing."""
 
     @property
     def full(self) -> bool:
         return self.rows <= 0 and self.tokens <= 0
 
     def count(self, rows: np.ndarray) -> None:
-        usable = rows["supervised"] > 0
-        if self.longest is not None:
-            usable &= rows["length"] <= self.longest
+        limit = self.max_length if self.max_length is not None else np.iinfo(np.int64).max
+        usable = (rows["supervised"] > 0) & (self.cut | (rows["length"] <= limit))
         self.rows -= int(usable.sum())
-        self.tokens -= int(rows["length"][usable].sum())
+        self.tokens -= int(np.minimum(rows["length"], limit)[usable].sum())
 
 
 @dataclass(slots=True)
@@ -82,6 +83,7 @@ def gather(
     """
     problems: list[Problem] = []
     bad = ahead = 0
+    writer.notes += [note for source in sources for note in _passed_over(source)]
     for job, done in _results(_jobs(sources, data, tokenizer, quotas), data, tokenizer):
         chunk = job.chunk
         if quotas is not None:
@@ -111,6 +113,12 @@ def _jobs(
     tokenizer: PreTrainedTokenizerFast,
     quotas: list[Quota] | None,
 ) -> Iterator[_Job]:
+    has_template = bool(tokenizer.chat_template)
+    apart = has_template and reads_thoughts(tokenizer)
+    wanted = Wanted(has_template, apart, data.loss_on, data.thinking)
+    if data.thinking is Thinking.mixed and has_template and not thinking_switches(tokenizer):
+        why = "the chat template has no switch for thoughts, so that rows without one cannot say so"
+        raise refuse("data.thinking=mixed", why, "Use keep or off.", subject=SUBJECT)
     index = 0
     seen: list[tuple[SourceConfig, str, Layout]] = []
     for number, source in enumerate(sources):
@@ -120,12 +128,18 @@ def _jobs(
                 break
             if chunk.file != file:
                 file = chunk.file
-                layout = recognise(source, chunk, tokenizer.chat_template, data)
+                layout = recognise(source, chunk, wanted)
                 _refuse_chat_without_template(layout, file, tokenizer)
                 seen.append((source, file, layout))
                 _refuse_mixture(seen[0], seen[-1])
             yield _Job(chunk, layout, index, number)
             index += len(chunk.items)
+
+
+def _passed_over(source: SourceConfig) -> list[str]:
+    names = passed_over(source)
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return [f"{source.path}: not read: {shown} ({len(names)} files)"] if names else []
 
 
 def _refuse_chat_without_template(layout: Layout, file: str, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -164,9 +178,9 @@ def _results(
 ) -> Iterator[tuple[_Job, _Done]]:
     jobs = iter(jobs)
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    first = list(islice(jobs, max(2, cores) * -(-ROWS_PER_PROCESS // CHUNK_ROWS)))
-    num_rows = sum(len(job.chunk.items) for job in first)
-    processes = data.num_proc or min(cores, num_rows // ROWS_PER_PROCESS)
+    first = list(islice(jobs, 2 * ROWS_PER_PROCESS // CHUNK_ROWS))
+    enough = sum(len(job.chunk.items) for job in first) >= 2 * ROWS_PER_PROCESS
+    processes = data.num_proc or (cores if enough else 1)
     if processes > 1 and len(first) > 1 and sys.platform == "linux":
         yield from _in_processes(chain(first, jobs), processes, data, tokenizer)
         return

@@ -50,6 +50,15 @@ class Unmaskable(UserError):
     )
 
 
+class UnprintedCall(Unmaskable):
+    """A tool call of which the chat template shows nothing: an empty answer would be learnt."""
+
+    fix = (
+        "Use a model whose template prints tool calls, give one (model.chat_template=PATH.jinja), or drop "
+        "these rows."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Skeleton:
     """A template's own text for one order of roles: pieces[0], content of turns[0], pieces[1], ..."""
@@ -60,6 +69,8 @@ class Skeleton:
     """By answer: how many characters of the piece before its content the model has to write itself."""
     learnt_after: dict[int, int]
     """By answer: how many characters of the piece after its content, up to the end token, are learnt."""
+    unmarked: frozenset[int]
+    """Answers that the template's generation markers leave out: they are not learnt."""
 
 
 class ChatMask:
@@ -70,7 +81,7 @@ class ChatMask:
         self.tokens = added_tokens(tokenizer)
         end = answer_end(tokenizer)
         self.borrowed = borrowed_ends(tokenizer)
-        self.ends = re.compile("|".join(map(re.escape, self.borrowed or [end])))
+        self.ends = re.compile("|".join(map(re.escape, {*self.borrowed.values()} or [end])))
         self.skeletons: dict[str, Skeleton | None] = {}
         self.header = self._header()
         if not end:
@@ -96,16 +107,23 @@ class ChatMask:
         """Find the learnt characters of `text`, the rendered example."""
         turns = example.turns
         assert turns is not None
+        for place in example.answers:
+            for call in turns[place].get("tool_calls", ()):
+                called = call["function"]["name"]
+                if called not in text:
+                    why = f"turn {place + 1} calls {called}, and the chat template does not print it"
+                    raise UnprintedCall(why)
         skeleton = self._skeleton(example)
+        answers = [answer for answer in example.answers if not skeleton or answer not in skeleton.unmarked]
         places = _places(skeleton, turns, text) if skeleton else None
-        if skeleton is None or places is None or not skeleton.learnt_after.keys() >= set(example.answers):
-            return [self._span_by_prefix(example, answer, text, skeleton) for answer in example.answers]
+        if skeleton is None or places is None or not skeleton.learnt_after.keys() >= set(answers):
+            return [self._span_by_prefix(example, answer, text, skeleton) for answer in answers]
         return [
             (
                 places[answer][0] - skeleton.learnt_before[answer],
                 places[answer][1] + skeleton.learnt_after[answer],
             )
-            for answer in example.answers
+            for answer in answers
         ]
 
     def _render_one(self, example: Example) -> str | UserError:
@@ -122,15 +140,16 @@ class ChatMask:
         """Put the end behind a last answer that the template leaves open."""
         if not self.borrowed or turns[-1]["role"] != "assistant":
             return text
-        called = "tool_calls" in turns[-1] and len(self.borrowed) > 1
-        return text + self.borrowed[1 if called else 0]
+        follows = "tool" if "tool_calls" in turns[-1] and "tool" in self.borrowed else "user"
+        return text + self.borrowed.get(follows, "")
 
     def _skeleton(self, example: Example) -> Skeleton | None:
+        """The skeleton of an example's turns; of those with calls or thoughts it holds for this one alone."""
         turns = example.turns or []
-        simple = all(len(turn) == 2 for turn in turns)
-        shape = [turn["role"] if simple else {**turn, "content": ""} for turn in turns]
         options = _options(example)
-        key = json.dumps([shape, options], sort_keys=True, default=str)
+        if any(len(turn) > 2 for turn in turns):
+            return self._build_skeleton(turns, options)
+        key = json.dumps([[turn["role"] for turn in turns], options], sort_keys=True, default=str)
         if key not in self.skeletons:
             if len(self.skeletons) > 10_000:
                 self.skeletons.clear()
@@ -152,20 +171,18 @@ class ChatMask:
             return None
         edges = [0, *(edge for place in shown for edge in (starts[place], ends[place])), len(text)]
         pieces = [text[edges[i] : edges[i + 1]] for i in range(0, len(edges), 2)]
-        skeleton = Skeleton(pieces, shown, {}, {})
+        answers = [place for place in shown if turns[place]["role"] == "assistant"]
+        marked_from = _marked_from(generated, edges, shown)
+        unmarked = frozenset(answers) - marked_from.keys() if generated is not None else frozenset()
+        skeleton = Skeleton(pieces, shown, {}, {}, unmarked)
         for number, place in enumerate(shown):
-            if turns[place]["role"] != "assistant":
-                continue
-            covering = [
-                start for start, end in generated or () if start <= starts[place] and ends[place] <= end
-            ]
-            if generated is not None and not covering:
+            if place not in answers or place in unmarked:
                 continue
             after = self._length_through_end(pieces[number + 1], calls_tools="tool_calls" in turns[place])
             if after is None:
                 continue
             begin = starts[place] - self._length_to_learn(marked, place, options, text, pieces[number])
-            begin = max([begin, *covering])
+            begin = max(begin, marked_from.get(place, begin))
             skeleton.learnt_before[place] = starts[place] - begin
             skeleton.learnt_after[place] = after
         return skeleton
@@ -249,6 +266,17 @@ class ChatMask:
             f"turn {answer + 1}: the chat template does not print this answer as it is in the data, but as "
             f"{_excerpt(text[start : start + 60])}"
         )
+
+
+def _marked_from(generated: list[Span] | None, edges: list[int], shown: list[int]) -> dict[int, int]:
+    """By turn whose content a generation block covers: where the first block of that turn begins."""
+    first = {}
+    for number, place in enumerate(shown):
+        before, start, end = edges[2 * number], edges[2 * number + 1], edges[2 * number + 2]
+        blocks = [begin for begin, stop in generated or () if before <= begin <= start]
+        if any(begin <= start and end <= stop for begin, stop in generated or ()):
+            first[place] = min(blocks, default=start)
+    return first
 
 
 def _with_and_without_thought(content: str, *, opened: bool) -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ def load_function(name: str) -> OwnFormat:
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except ModuleNotFoundError as error:
-        raise _refused(name, f"there is no module {error.name}", f"Looked in {os.getcwd()} too.") from error
+        missing = "" if error.name == module_name else f", which {module_name} imports"
+        why = f"there is no module {error.name}{missing}"
+        raise _refused(name, why, f"Looked in {os.getcwd()} too.") from error
     except AttributeError as error:
         raise _refused(name, f"{module_name} has no function {function_name}") from error
     except Exception as error:
@@ -37,20 +39,31 @@ def load_function(name: str) -> OwnFormat:
 
 
 def function_source(name: str) -> str:
-    """A digest of the file that holds the function: prepared rows are made anew when it changes."""
-    file = inspect.getsourcefile(load_function(name))
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else name
+    """A digest of the function's module and of what it imports from beside it: a change makes rows anew."""
+    load_function(name)
+    module = sys.modules[name.partition(":")[0]]
+    beside = Path(module.__file__ or ".").resolve().parent
+    files = {Path(str(other.__file__)) for other in [*sys.modules.values()] if hasattr(other, "__file__")}
+    own = sorted(
+        file
+        for file in files
+        if file.is_file() and file.suffix == ".py" and file.resolve().is_relative_to(beside)
+    )
+    digest = hashlib.sha256()
+    for file in own:
+        digest.update(str(file).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
 
 
-def apply(
+def call_on_rows(
     function: OwnFormat, name: str, chunk: Chunk, numbers: list[int], rows: list[dict[str, Any]]
 ) -> tuple[list[tuple[int, dict[str, Any]]], list[int], list[Problem]]:
     """Call the function on each row: (number, row) of those made, numbers of those left out, what failed."""
     made, left_out, problems = [], [], []
     for number, row in zip(numbers, rows, strict=True):
         try:
-            result = function(row)
-        except Exception as error:  # noqa: BLE001  the user's function may fail in any way
+            result = function(deepcopy(row))  # it may change the row, and is called again for the first ones
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the user's function may fail in any way
             problems.append(chunk.problem(number, f"{name} raised {type(error).__name__}: {error}"))
             continue
         if result is None:

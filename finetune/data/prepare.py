@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.config.schema import DataConfig, ModelConfig, TooLong
+from finetune.config.schema import DataConfig, Format, ModelConfig, TooLong
 from finetune.data import statistics
 from finetune.data.cache import cache_folder, cache_parts, store, stored, why_missed
 from finetune.data.gather import Quota, gather
 from finetune.data.rows import Rows, RowWriter
 from finetune.data.source import SUBJECT
-from finetune.data.split import common_rows, divide, finish, save
+from finetune.data.split import common_rows, finish_split, hold_out, save
 from finetune.errors import refuse
 from finetune.model.limits import Limits, model_limits
 from finetune.model.tokenizer import load_tokenizer, turn_end
@@ -57,11 +57,6 @@ def prepare_data(
         raise refuse(
             "data.train=[]", "there is nothing to train on", "data.train='[{path: FILE}]'", subject=SUBJECT
         )
-    if data.eval and data.eval_fraction:
-        why = "data.eval names the rows to evaluate on already"
-        raise refuse(
-            f"data.eval_fraction={data.eval_fraction:g}", why, "Drop one of the two.", subject=SUBJECT
-        )
     limits = model_limits(model)
     max_length = data.max_length if data.max_length is not None else limits.positions
     if data.packing and max_length is None:
@@ -72,7 +67,6 @@ def prepare_data(
     said = stored(folder)
     how = "found in the cache"
     if said is None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         how = f"written to the cache ({why_missed(folder, parts)})"
         tokenizer = load_tokenizer(model)
         work = _Work(data, tokenizer, limits, max_length, seed, rows_needed)
@@ -105,24 +99,30 @@ def _prepare(work: _Work, place: Path) -> dict[str, Any]:
     data, tokenizer, max_length, seed = work.data, work.tokenizer, work.max_length, work.seed
     quotas = stream_quotas(data, work.rows_needed, max_length) if data.streaming else None
     rows = gather(data.train, data, tokenizer, RowWriter(place, "train"), quotas)
-    train_indices, eval_indices = divide(rows, data.eval_fraction, seed)
-    train = finish("train", rows, train_indices, data, data.train, max_length, seed)
+    train_indices, eval_indices = hold_out(rows, data.eval_fraction, seed)
+    train = finish_split("train", rows, train_indices, data, data.train, max_length, seed)
     held_out = None
     if data.eval:
         own = gather(data.eval, data, tokenizer, RowWriter(place, "eval"))
-        held_out = finish("eval", own, np.arange(own.read), data, data.eval, max_length, seed)
+        held_out = finish_split("eval", own, np.arange(own.read), data, [], max_length, seed)
     elif len(eval_indices):
-        held_out = finish("eval", rows, eval_indices, data, data.train, max_length, seed)
+        held_out = finish_split("eval", rows, eval_indices, data, [], max_length, seed)
     splits = {"train": train, "eval": held_out}
     said: dict[str, dict[str, Any] | None] = {"train": None, "eval": None}
     end = tokenizer.convert_ids_to_tokens(turn_end(tokenizer))
     lines = [statistics.loss_line(data, train, end)]
+    if data.streaming:
+        lines.append(
+            f"the stream was read as far as the steps need: {rows.read:,} rows; the rest is not looked at"
+        )
     for name, split in splits.items():
         if split is None:
             continue
-        counted = said[name] = statistics.numbers(split, tokenizer, max_length, data.packing)
+        counted = said[name] = statistics.count_split(split, tokenizer, max_length, data.packing)
         _refuse_ids_outside(split.rows, work.limits, tokenizer)
         lines += statistics.lines(split, counted, data)
+        if split.rows is not rows or split is train:
+            lines += statistics.count_lines(split)
         if split is held_out:
             copies = counted["rows_also_in_train"] = common_rows(train, held_out)
             lines += [f"eval: {copies} rows are exact copies of training rows"] if copies else []
@@ -139,7 +139,8 @@ def stream_quotas(data: DataConfig, rows_needed: int, max_length: int | None) ->
         Quota(
             rows=ceil(rows * weight / sum(weights)),
             tokens=ceil(rows * weight / sum(weights)) * (max_length or 0) if data.packing else 0,
-            longest=max_length if data.too_long is not TooLong.truncate else None,
+            max_length=max_length,
+            cut=data.too_long is TooLong.truncate,
         )
         for weight in weights
     ]
@@ -149,6 +150,11 @@ def _refuse_ids_outside(rows: Rows, limits: Limits, tokenizer: PreTrainedTokeniz
     highest = max(rows.max_token_id, tokenizer.pad_token_id or 0)
     if limits.embeddings is None or highest < limits.embeddings:
         return
+    if rows.places[0].layout.format is Format.tokenized and rows.max_token_id >= limits.embeddings:
+        outside = int(np.argmax(rows.ids >= limits.embeddings))
+        where = rows.place(int(np.searchsorted(rows.starts, outside, "right")) - 1)
+        why = f"input_ids holds {rows.ids[outside]}, and the model's embedding has {limits.embeddings} rows"
+        raise refuse(where, why, "Tokenise with the tokenizer of this model.", subject=SUBJECT)
     raise refuse(
         f"tokenizer {tokenizer.name_or_path}",
         f"token id {highest} ({tokenizer.convert_ids_to_tokens(highest)!r}) lies outside the model's "

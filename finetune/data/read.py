@@ -14,7 +14,7 @@ from finetune import hub
 from finetune.config.schema import SourceConfig
 from finetune.data.chunk import Chunk, json_type
 from finetune.data.json_list import NotJson, items
-from finetune.data.source import KNOWN, SUBJECT, DataFile, source_files
+from finetune.data.source import HASHED_WHOLE_BYTES, KNOWN, SUBJECT, DataFile, source_files
 from finetune.errors import Problem, Refusal, refuse
 
 CHUNK_ROWS = 1000
@@ -33,7 +33,7 @@ def read(source: SourceConfig, *, streaming: bool = False) -> Iterator[Chunk]:
             continue
         if left <= 0:
             return
-        yield Chunk(chunk.file, chunk.unit, chunk.numbers[:left], chunk.items[:left], chunk.problems)
+        yield chunk.first(left)
         left -= len(chunk.items)
 
 
@@ -44,7 +44,8 @@ def identity(source: SourceConfig, *, streaming: bool = False) -> Any:
     """
     files = source_files(source)
     if files is not None:
-        return [file.fingerprint(whole=not streaming) for file in files]
+        whole = not streaming and sum(file.size() for file in files) <= HASHED_WHOLE_BYTES
+        return [file.fingerprint(whole=whole) for file in files]
     if streaming:
         _hub_rows(source, streaming=True)  # says why when it cannot be opened
         return hub.commit_of_data_set(source.path, source.revision)
@@ -74,6 +75,11 @@ def _read_file(file: DataFile, source: SourceConfig) -> Iterator[Chunk]:
         raise refuse(
             file.name, f"files ending in {file.suffix or 'nothing'} cannot be read", fix, subject=SUBJECT
         )
+    if source.name is not None and file.suffix != ".json":
+        why = f"name={source.name} has no meaning for a {file.suffix} file"
+        raise refuse(
+            file.name, why, "It names the field of a .json file that holds the rows.", subject=SUBJECT
+        )
     if reader not in (_read_parquet, _read_arrow):
         _refuse_utf16(file)
     return reader(file, source)
@@ -81,6 +87,10 @@ def _read_file(file: DataFile, source: SourceConfig) -> Iterator[Chunk]:
 
 def _read_lines(file: DataFile, source: SourceConfig) -> Iterator[Chunk]:
     for numbers, lines in _numbered_lines(file):
+        if numbers[0] == 1 and file.suffix != ".json" and lines[0].lstrip().startswith(b"["):
+            why = "it begins with a list, not with an object (a row)"
+            fix = "If the whole file is one JSON list, let its name end in .json."
+            raise refuse(f"{file.name} line 1", why, fix, subject=SUBJECT)
         yield Chunk(file.name, "line", numbers, lines)
 
 
@@ -93,7 +103,8 @@ def _read_text(file: DataFile, source: SourceConfig) -> Iterator[Chunk]:
                 rows.append({"text": line.decode("utf-8").rstrip("\r\n")})
                 good_numbers.append(number)
             except UnicodeDecodeError as error:
-                problems.append(empty.problem(number, f"not UTF-8: byte 0x{line[error.start]:02x}"))
+                why = f"not UTF-8: byte 0x{line[error.start]:02x}"
+                problems.append((number, empty.problem(number, why)))
         yield Chunk(file.name, "line", good_numbers, rows, tuple(problems))
 
 
@@ -147,6 +158,8 @@ def _rows_of_document(file: DataFile, source: SourceConfig) -> Iterator[Any]:
         if error.msg == "Extra data" or not content:
             raise _OneALine from error
         raise NotJson(error.lineno, error.msg) from error
+    except RecursionError as error:
+        raise NotJson(1, "nested too deeply") from error
     yield from _rows_under_field(file.name, value, source)
 
 
@@ -177,23 +190,18 @@ def _read_csv(file: DataFile, source: SourceConfig) -> Iterator[Chunk]:
         reader = csv.reader(stream, delimiter="\t" if file.suffix == ".tsv" else ",", strict=True)
         numbers: list[int] = []
         rows: list[dict[str, Any]] = []
-        problems: list[Problem] = []
+        problems: list[tuple[int, Problem]] = []
         try:
             header = next(reader, [])
-            repeated = sorted({name for name in header if header.count(name) > 1})
-            if repeated:
-                raise refuse(
-                    f"{file.name} line 1", f"columns named twice: {', '.join(repeated)}", subject=SUBJECT
-                )
+            _check_header(file, header)
             before = reader.line_num
             for cells in reader:
                 number, before = before + 1, reader.line_num
                 if not cells:
                     continue
                 if len(cells) != len(header):
-                    problems.append(
-                        empty.problem(number, f"{len(cells)} cells, but the header names {len(header)}")
-                    )
+                    why = f"{len(cells)} cells, but the header names {len(header)}"
+                    problems.append((number, empty.problem(number, why)))
                     continue
                 numbers.append(number)
                 rows.append(
@@ -210,6 +218,17 @@ def _read_csv(file: DataFile, source: SourceConfig) -> Iterator[Chunk]:
             ) from error
         if rows or problems:
             yield Chunk(file.name, "line", numbers, rows, tuple(problems))
+
+
+def _check_header(file: DataFile, header: list[str]) -> None:
+    where = f"{file.name} line 1"
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if repeated:
+        raise refuse(where, f"columns named twice: {', '.join(repeated)}", subject=SUBJECT)
+    other = next((mark for mark in (";", "\t", "|") if len(header) == 1 and mark in header[0]), None)
+    if other is not None:
+        why = f"its one column is named {header[0]!r}: cells seem to be separated by {other!r}"
+        raise refuse(where, why, "Commas separate the cells of .csv, tabs those of .tsv.", subject=SUBJECT)
 
 
 def _not_utf8(file: DataFile, error: UnicodeDecodeError) -> Refusal:
@@ -267,11 +286,8 @@ def _read_batches(file: DataFile, batches: Callable[[IO[bytes]], Iterator[Any]])
 
 def rows_of_arrow(batch: Any) -> list[dict[str, Any]]:
     """The rows of an Arrow batch or table, without the keys that Arrow added to make all objects alike."""
-    import pyarrow.types as kinds
-
     rows: list[dict[str, Any]] = batch.to_pylist()
-    nested = [field.name for field in batch.schema if kinds.is_nested(field.type)]
-    for name in nested:
+    for name in (field.name for field in batch.schema if "struct<" in str(field.type)):
         for row in rows:
             row[name] = _without_invented_keys(row[name])
     return rows
@@ -324,9 +340,11 @@ def _hub_rows(source: SourceConfig, *, streaming: bool = False) -> Any:
 
 def _refuse_utf16(file: DataFile) -> None:
     with file.open() as stream:
-        if stream.read(2) in (b"\xff\xfe", b"\xfe\xff"):
-            fix = f"Convert it: iconv -f UTF-16 -t UTF-8 {file.name} > new{file.suffix}"
-            raise refuse(f"{file.name} line 1", "it is UTF-16, only UTF-8 is read", fix, subject=SUBJECT)
+        start = stream.read(4)
+    kind = "UTF-32" if start in (b"\xff\xfe\0\0", b"\0\0\xfe\xff") else "UTF-16"
+    if kind == "UTF-32" or start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        fix = f"Convert it: iconv -f {kind} -t UTF-8 {file.name} > new{file.suffix}"
+        raise refuse(f"{file.name} line 1", f"it is {kind}, only UTF-8 is read", fix, subject=SUBJECT)
 
 
 READERS: dict[str, Callable[[DataFile, SourceConfig], Iterator[Chunk]]] = {

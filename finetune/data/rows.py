@@ -49,6 +49,8 @@ class Rows:
     read: int
     dropped: list[Dropped]
     counts: Counter[str]
+    notes: list[str]
+    """What is to be told of the sources."""
     max_token_id: int
 
     @property
@@ -77,6 +79,7 @@ class RowWriter:
     places: list[Place] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
     read: int = 0
     max_token_id: int = 0
 
@@ -107,6 +110,7 @@ class RowWriter:
             read=self.read,
             dropped=self.dropped,
             counts=self.counts,
+            notes=self.notes,
             max_token_id=self.max_token_id,
         )
 

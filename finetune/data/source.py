@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".text")
 COMPRESSIONS = (".gz", ".zst")
 KNOWN = f"{' '.join(SUFFIXES)}, each also with {' or '.join(COMPRESSIONS)} behind it"
-HASHED_WHOLE_BYTES = 512 * 2**20
+HASHED_WHOLE_BYTES = 2 * 2**30
+"""Of larger sources sizes and times stand for the content, which would take longer to read."""
 SUBJECT = "the data"
 
 SPLIT_WORD = re.compile(
@@ -76,7 +77,7 @@ class DataFile:
                 yield stream
         except UserError:
             raise
-        except (OSError, EOFError, ImportError, zlib.error) as error:
+        except (OSError, EOFError, ImportError, zlib.error, RuntimeError) as error:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise refuse(self.name, f"it cannot be read: {why}", subject=SUBJECT) from error
 
@@ -93,7 +94,7 @@ class DataFile:
             marks = {mark: str(info[mark]) for mark in CONTENT_MARKS if info.get(mark) is not None}
             if marks:
                 return [self.name, info.get("size"), marks]
-        elif not whole or self.size() > HASHED_WHOLE_BYTES:
+        elif not whole:
             status = Path(self.path).stat()
             return [self.name, status.st_size, status.st_mtime_ns]
         if not whole:
@@ -118,15 +119,33 @@ class DataFile:
 
 def source_files(source: SourceConfig) -> list[DataFile] | None:
     """The files a source consists of, in a fixed order; None for a hub id."""
-    if "://" in source.path:
+    try:
+        return _source_files(source)
+    except OSError as error:
+        raise _refused(source, f"it cannot be read: {error.strerror or error}") from error
+
+
+def passed_over(source: SourceConfig) -> list[str]:
+    """The files of a source's folder that are not read: other kinds, other splits."""
+    folder = Path(source.path.removeprefix("file://")).expanduser()
+    if not folder.is_dir() or _files_of_saved_data_set(folder, source) is not None:
+        return []
+    read = {file.path for file in _files_of_folder(folder, source)}
+    inside = (file for file in sorted(folder.rglob("*")) if file.is_file() and str(file) not in read)
+    names = (file.relative_to(folder) for file in inside)
+    return [str(name) for name in names if not any(part.startswith(".") for part in name.parts)]
+
+
+def _source_files(source: SourceConfig) -> list[DataFile] | None:
+    if "://" in source.path and not source.path.startswith("file://"):
         return _files_of_address(source)
-    path = Path(source.path).expanduser()
+    path = Path(source.path.removeprefix("file://")).expanduser()
     if path.is_dir():
         return _files_of_folder(path, source)
     if path.is_file():
         _refuse_split_of_a_file(source)
         return [_local(path)]
-    if GLOB.search(source.path):
+    if GLOB.search(str(path)):
         return _files_of_glob(path, source)
     looks_like_path = source.path.startswith((".", "/", "~")) or _suffix(source.path) in SUFFIXES
     if looks_like_path or not hub.ID.fullmatch(source.path):

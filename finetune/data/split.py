@@ -68,7 +68,7 @@ class Split:
         return slice(start, start + int(self.lengths[row]))
 
 
-def divide(rows: Rows, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def hold_out(rows: Rows, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Choose the indices held out for evaluation, once: (train, eval), disjoint and in order."""
     if fraction > 0 and rows.read < 2:
         why = f"{rows.read} row cannot be divided into training and evaluation"
@@ -78,7 +78,7 @@ def divide(rows: Rows, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarr
     return np.sort(order[num_eval:]), np.sort(order[:num_eval])
 
 
-def finish(
+def finish_split(
     name: str,
     rows: Rows,
     indices: np.ndarray,
@@ -87,7 +87,10 @@ def finish(
     max_length: int | None,
     seed: int,
 ) -> Split:
-    """Keep, cut or drop each row by its length, draw, pack, and refuse a split that lost too much."""
+    """Keep, cut or drop each row by its length, draw, pack, and refuse a split that lost too much.
+
+    `sources`: those whose weights are drawn by; empty for rows to evaluate on, which are all used.
+    """
     inside = np.zeros(rows.read, bool)
     inside[indices] = True
     members = np.flatnonzero(inside[rows.table["index"]])
@@ -109,7 +112,7 @@ def finish(
         )
     dropped.sort(key=lambda entry: entry.index)
     usable = members[(lengths[members] <= limit) & (supervised[members] > 0)]
-    kept, drawn = _draw(usable, rows, sources, seed)
+    kept, drawn = _draw(usable, rows, sources, seed) if sources else (usable, [])
     split = Split(
         name=name,
         rows=rows,
@@ -140,10 +143,12 @@ def _draw(
         Drawn(source.path, weight, count, len(own))
         for source, weight, count, own in zip(sources, weights, taken, of_source, strict=True)
     ]
-    empty = next((part for part in drawn if part.rows == 0), None)
-    if empty is not None:
-        why = f"weight {empty.weight:g} of it comes to no row ({empty.usable} usable rows)"
-        raise refuse(f"data source {empty.source}", why, "Give it more weight or rows.", subject=SUBJECT)
+    short = min(drawn, key=lambda part: part.usable / part.weight)
+    for part in drawn:
+        if part.rows == 0:
+            why = f"its part comes to no row, for {short.source} has {short.usable} usable rows"
+            where = f"data source {part.source} of weight {part.weight:g}"
+            raise refuse(where, why, "Change the weights, or leave the source out.", subject=SUBJECT)
     chosen = [
         np.random.default_rng((seed, number)).permutation(own)[:count]
         for number, (own, count) in enumerate(zip(of_source, taken, strict=True))

@@ -18,7 +18,7 @@ SAMPLES = 5
 WORTH_A_WARNING = 0.05
 
 
-def numbers(
+def count_split(
     split: Split, tokenizer: PreTrainedTokenizerFast, max_length: int | None, packing: bool
 ) -> dict[str, Any]:
     """Count rows, tokens and losses of a split."""
@@ -123,7 +123,6 @@ def lines(split: Split, said: dict[str, Any], data: DataConfig) -> list[str]:
         share = f"weight {part.weight:g} of {total:g} ({part.weight / total:.1%})"
         result.append(f"{name}: {part.source}: {part.rows:,} of {part.usable:,} rows drawn, {share}")
     result += _losses(name, said, data)
-    result += [f"{name}: {count:,} {what}" for what, count in split.rows.counts.items() if count]
     if said["duplicates"]:
         result.append(f"{name}: {_rows(said['duplicates'])} repeat another one exactly")
     if said["packed_rows"] is not None:
@@ -132,6 +131,12 @@ def lines(split: Split, said: dict[str, Any], data: DataConfig) -> list[str]:
             f"{said['packing_efficiency']:.1%} filled"
         )
     return result
+
+
+def count_lines(split: Split) -> list[str]:
+    """What is worth telling of all rows that were read for a split, and for one held out of it."""
+    counted = [f"{count:,} {what}" for what, count in split.rows.counts.items() if count]
+    return [*split.rows.notes, *counted]
 
 
 def _losses(name: str, said: dict[str, Any], data: DataConfig) -> list[str]:

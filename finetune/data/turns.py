@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from finetune.config.schema import Thinking
+from finetune.model.tokenizer import THOUGHT_NAMES
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT_ROLES = {
@@ -20,9 +21,8 @@ SHAREGPT_ROLES = {
     "tool": "tool",
 }
 
-THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")
-"""What chat templates call the thought before an answer."""
-THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+THOUGHT = re.compile(r"\s*(?:<think>(?P<closed>.*?)|(?P<opened>(?:(?!<think>).)*?\n))</think>\s*", re.DOTALL)
+"""A thought before an answer; its opening tag is missing where the prompt had opened it."""
 
 
 class BadRow(Exception):
@@ -74,8 +74,11 @@ def thoughts(turns: list[dict[str, Any]], thinking: Thinking, *, apart: bool) ->
         if turn["role"] != "assistant":
             continue
         written = THOUGHT.match(turn["content"]) if "</think>" in turn["content"] else None
-        thought = turn.get(THOUGHT_NAMES[0], "") or (written[1].strip("\n") if written else "")
-        if thinking is Thinking.off or apart:
+        in_content = (written["closed"] or written["opened"] or "").strip("\n") if written else ""
+        thought = turn.get(THOUGHT_NAMES[0], "") or in_content
+        if in_content.strip() not in ("", thought.strip()):
+            raise BadRow("an answer holds two different thoughts: in its content and in a field of its own")
+        if thinking is Thinking.off or apart or not thought.strip():
             for name in THOUGHT_NAMES:
                 turn.pop(name, None)
             if written:
@@ -90,6 +93,11 @@ def thoughts(turns: list[dict[str, Any]], thinking: Thinking, *, apart: bool) ->
                 turn.pop(name, None)
             turn["content"] = f"<think>\n{thought}\n</think>\n\n{turn['content']}"
     return found
+
+
+def tool_name(tool: dict[str, Any]) -> str:
+    """The name of a tool, in either of the shapes that are in use."""
+    return str(tool.get("function", tool).get("name", ""))
 
 
 def unprinted_thoughts(turns: list[dict[str, Any]], text: str) -> int:

@@ -43,6 +43,7 @@ def _config_json(model: ModelConfig) -> dict[str, Any]:
     else:
         from transformers.utils.hub import cached_file
 
+        load_tokenizer(model)  # says why when the hub does not give the model
         found = cached_file(
             model.name_or_path,
             "config.json",

@@ -30,12 +30,15 @@ PADDING = (
 )
 """Tokens of well-known tokenizers that no text contains, best first."""
 
+THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")
+"""What chat templates call the field of an answer that holds the thought before it."""
+
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """What chat templates call the switch for thoughts."""
 
 TOKENIZER_FILES = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.json"),
-    *("merges.txt", "*.model", "tekken.json", "chat_templates/*", "*.py"),
+    *("merges.txt", "*.model", "tekken.json", "additional_chat_templates/*", "*.py"),
 )
 
 SLOT = "@@slot{}@@"
@@ -69,9 +72,9 @@ def tokenizer_identity(model: ModelConfig) -> list[str | None]:
         return [*words, str(tokenizer.chat_template)]
     digest = hashlib.sha256()
     for pattern in TOKENIZER_FILES:
-        for file in sorted(folder.glob(pattern)):
+        for file in sorted(file for file in folder.glob(pattern) if file.is_file()):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return [digest.hexdigest(), template]
+    return [digest.hexdigest(), template, str(model.trust_remote_code)]
 
 
 def turn_end(tokenizer: PreTrainedTokenizerFast) -> int:
@@ -96,7 +99,7 @@ def answer_tail(tokenizer: PreTrainedTokenizerFast) -> str:
     if not tokenizer.chat_template:
         return ""
     own = _after_answer(tokenizer)
-    return own if added_tokens(tokenizer).search(own) else own + "".join(borrowed_ends(tokenizer)[:1])
+    return own if added_tokens(tokenizer).search(own) else own + borrowed_ends(tokenizer).get("user", "")
 
 
 def answer_end(tokenizer: PreTrainedTokenizerFast) -> str:
@@ -105,22 +108,33 @@ def answer_end(tokenizer: PreTrainedTokenizerFast) -> str:
     return run.group() if run else ""
 
 
-def borrowed_ends(tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """Tokens by which answers end though they open the next turn (GLM: `<|user|>`, `<|observation|>`).
+def borrowed_ends(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+    """Tokens by which answers end though they open the next turn, by its role (GLM: `<|user|>` and the like).
 
     Empty for the many templates that print an end of their own.
     """
     tokens = added_tokens(tokenizer)
     if not tokenizer.chat_template or tokens.search(_after_answer(tokenizer)):
-        return []
-    ends = []
+        return {}
+    ends = {}
     for role in ("user", "tool", "system"):
         try:
             opening = tokens.match(_after_answer(tokenizer, role).lstrip())
         except TemplateRefused:
             continue
-        ends += [opening.group()] if opening else []
-    return list(dict.fromkeys(ends))
+        if opening:
+            ends[role] = opening.group()
+    return ends
+
+
+def reads_thoughts(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Tell whether the chat template prints the thought that stands in a field of an answer."""
+    thought = dict.fromkeys(THOUGHT_NAMES, SLOT.format(1))
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!", **thought}]
+    try:
+        return SLOT.format(1) in render(tokenizer, turns, **dict.fromkeys(THINKING_SWITCHES, True))
+    except TemplateRefused:
+        return False
 
 
 def _after_answer(tokenizer: PreTrainedTokenizerFast, next_role: str | None = None) -> str:
@@ -128,6 +142,11 @@ def _after_answer(tokenizer: PreTrainedTokenizerFast, next_role: str | None = No
     turns = [{"role": "user", "content": SLOT.format(0)}, {"role": "assistant", "content": SLOT.format(1)}]
     turns += [{"role": next_role, "content": SLOT.format(2)}] if next_role else []
     return render(tokenizer, turns).partition(SLOT.format(1))[2]
+
+
+def thinking_switches(tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """The names by which the chat template asks whether to think."""
+    return _switches(str(tokenizer.chat_template))
 
 
 def unthinking(template: str | dict[str, str] | None) -> str | dict[str, str] | None:
@@ -138,8 +157,13 @@ def unthinking(template: str | dict[str, str] | None) -> str | dict[str, str] | 
 
 
 def _unthinking(template: str) -> str:
-    switches = [name for name in THINKING_SWITCHES if re.search(rf"(?<!\.)\b{name}\b", template)]
-    return "".join(f"{{%- set {name} = {name} | default(false) -%}}" for name in switches) + template
+    defaults = (f"{{%- set {name} = {name} | default(false) -%}}" for name in _switches(template))
+    return "".join(defaults) + template
+
+
+def _switches(template: str) -> list[str]:
+    code = re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)
+    return [name for name in THINKING_SWITCHES if re.search(rf"(?<![.'\"])\b{name}\b(?!['\"])", code)]
 
 
 def render(tokenizer: PreTrainedTokenizerFast, turns: list[dict[str, Any]], **options: Any) -> str:

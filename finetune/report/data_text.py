@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 GREEN, END = "\033[32m", "\033[0m"
 BAR = 40
-START, STOP = "\x01", "\x02"
 SHOWN_WHOLE, SHOWN_END = 800, 300
 """A piece of a sample of more characters is shown by its two ends."""
 
@@ -38,23 +36,23 @@ def sample_lines(name: str, said: dict[str, Any], *, colour: bool, columns: int)
     lines = []
     for sample in said["samples"]:
         lines.append(f"{name}: {sample['place']}, learnt text {'in green' if colour else 'in {+ +}'}")
-        text = "".join(
-            f"{START}{_shortened(piece['text'])}{STOP}" if piece["supervised"] else _shortened(piece["text"])
-            for piece in sample["pieces"]
-        )
-        learnt = False
-        for line in text.splitlines():
-            for part in textwrap.wrap(line, columns - 8, drop_whitespace=False) or [""]:
-                opened = START if learnt and colour else ""
-                learnt = max(part.rfind(START), -1 + learnt) > part.rfind(STOP)
-                closed = STOP if learnt and colour else ""
-                shown = f"{opened}{part}{closed}".replace(START, start).replace(STOP, stop)
-                lines.append(f"  | {shown}")
+        row, width = "", 0
+        for piece in sample["pieces"]:
+            row += start if piece["supervised"] else ""
+            for letter in _shortened(piece["text"]):
+                if letter == "\n" or width >= max(columns - 8, 20):
+                    lines.append(f"  | {row}{END if colour and piece['supervised'] else ''}")
+                    row, width = (start if colour and piece["supervised"] else ""), 0
+                if letter != "\n":
+                    row, width = row + letter, width + 1
+            row += stop if piece["supervised"] else ""
+        lines += [f"  | {row}"] if width else []
     return lines
 
 
 def _shortened(text: str) -> str:
-    text = text.replace(START, " ").replace(STOP, " ")
+    """The two ends of a long text; what would move a terminal's cursor is shown as a code."""
+    text = "".join(c if c == "\n" or c.isprintable() else f"\\x{ord(c):02x}" for c in text.expandtabs(4))
     if len(text) <= SHOWN_WHOLE:
         return text
     return f"{text[:SHOWN_END]} [... {len(text) - 2 * SHOWN_END:,} characters ...] {text[-SHOWN_END:]}"

@@ -292,3 +292,42 @@ def test_prepare_shows_what_is_learnt_and_any_machine_can_do_it(tmp_path: Path) 
     told = finetune("prepare", *unmarked, "data.max_length=10000000", "--json", at=tmp_path, **env)
     assert told.code == 2
     assert "no GPU" not in told.err
+
+
+def test_output_that_nobody_reads_and_functions_that_print_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text("def f(row):\n    print('noise')\n    return {'text': row['q']}\n")
+    (tmp_path / "rows.jsonl").write_text(lines({"q": "a"}))
+    words = ["prepare", "model=tiny", "data.train=[{path: rows.jsonl, format: 'loud:f'}]"]
+    env = {"FINETUNE_CACHE": str(tmp_path / "cache")}
+    outcome = finetune(*words, "--json", at=tmp_path, **env)
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["train"]["rows_used"] == 1
+    assert "noise" in outcome.err
+    piped = subprocess.Popen(
+        [sys.executable, "-m", "finetune", *words],
+        cwd=tmp_path,
+        env=environment(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert piped.stdout is not None
+    piped.stdout.close()
+    _, told = piped.communicate(timeout=60)
+    assert piped.returncode == 141
+    assert b"Traceback" not in told
+
+
+def test_samples_cannot_move_the_cursor_or_fake_what_is_learnt(
+    model: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "5")
+    Path("a.jsonl").write_text(lines(talk("q \x1b[2J", "a \x1b[0m b")))
+    assert main(["prepare", f"model.name_or_path={model('markers')}", "data.train=[{path: a.jsonl}]"]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "\\x1b[2J" in printed

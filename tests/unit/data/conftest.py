@@ -74,15 +74,15 @@ def prepare(model_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., 
         template: str = "markers",
         *,
         source: dict[str, Any] | None = None,
+        chat_template: str | None = None,
         **options: Any,
     ) -> PreparedData:
         path = _write_rows(tmp_path, rows) if isinstance(rows, list) else rows
         data = DataConfig(
             train=[SourceConfig(path=str(path), **(source or {}))], **{"max_dropped": 0.8, **options}
         )
-        return prepare_data(
-            data, ModelConfig(name_or_path=str(model_folder(template))), 7, tmp_path / "cache"
-        )
+        model = ModelConfig(name_or_path=str(model_folder(template)), chat_template=chat_template)
+        return prepare_data(data, model, 7, tmp_path / "cache")
 
     return run
 

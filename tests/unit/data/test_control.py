@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ import datasets
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from finetune.config.schema import DataConfig
@@ -18,6 +20,7 @@ from finetune.data.control import ControlWords
 from finetune.data.convert import Example
 from finetune.data.encode import Encoder
 from finetune.data.prepare import PreparedData
+from finetune.errors import UserError
 from tests.unit.data.conftest import SPECIALS, TEMPLATES, byte_tokenizer, learnt_runs
 
 Prepare = Callable[..., PreparedData]
@@ -42,7 +45,7 @@ def test_spelled_control_words_are_letters_unless_the_user_says_so(
     spelled, plain = ids_of(prepared)
     assert (spelled.count(start), spelled.count(end)) == (plain.count(start), plain.count(end)) == (2, 2)
     assert learnt(prepared.train) == [["It ends <|im_end|> a turn.<|im_end|>"], ["a<|im_end|>"]]
-    assert "train: 1 rows spell control tokens of the chat template" in "\n".join(prepared.lines)
+    assert "1 rows spell control tokens of the chat template" in "\n".join(prepared.lines)
     as_tokens = prepare([chat(SPELLED, "a"), chat("q", "a")], split_special_tokens=False)
     assert ids_of(as_tokens)[0].count(end) == 3
 
@@ -65,6 +68,43 @@ def test_control_words_inside_tool_calls_and_names_stay_letters() -> None:
     assert "<|im_end|></tool_call>" in tokenizer.decode(encoded.ids[encoded.learnt])
 
 
+def test_private_use_characters_of_the_data_are_no_marks(prepare: Prepare, learnt: Any) -> None:
+    assert learnt(prepare([chat("q", "icon \U00100002 done")]).train) == [["icon \U00100002 done<|im_end|>"]]
+    with pytest.raises(UserError, match="private-use characters"):
+        prepare([chat("what is <|im_end|>?", "icon \U00100002 done")])
+
+
+@pytest.mark.parametrize("kind", ["nfc", "metaspace", "prepend"])
+def test_other_kinds_of_tokenizer_keep_spelled_words_apart_or_leave_the_row_out(kind: str) -> None:
+    """Either the row is learnt right, or it is counted as inseparable: never a wrong token."""
+    tokenizer = byte_tokenizer(TEMPLATES["plain"], SPECIALS, bos="<s>", eos="<|im_end|>")
+    backend = tokenizer.backend_tokenizer
+    if kind == "nfc":
+        backend.normalizer = normalizers.NFC()
+    elif kind == "prepend":
+        backend.normalizer = normalizers.Prepend("~")
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Metaspace("~", prepend_scheme="first"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+    turns = [
+        {"role": "user", "content": "cafe\u0301 and <|im_end|>\n<|im_start|>?"},
+        {"role": "assistant", "content": "It ends <|im_end|> cafe\u0301"},
+    ]
+    encoded = Encoder(tokenizer, DataConfig()).encode([Example(0, 1, turns=turns, answers=(1,))])
+    assert len(encoded.rows) + len(encoded.inseparable) == 1
+    if len(encoded.rows):
+        text = unicodedata.normalize("NFC", tokenizer.decode(encoded.ids[encoded.learnt]))
+        assert text.replace("~", " ").strip() == unicodedata.normalize(
+            "NFC", "It ends <|im_end|> cafe\u0301<|im_end|>"
+        )
+        assert (encoded.ids == SPECIALS.index("<|im_end|>")).sum() == 2
+    assert len(encoded.rows) == 1 or kind != "nfc"
+
+
 # Letters, blanks, scripts, and every control word of the templates: what contents are made of.
 PIECES = ["a", "Yes.", " ", "\n", "\u00e9", "\u65e5\u672c", "\U0001f642", "{{", "'", "assistant\n", "<", "|>"]
 CONTROL = [*SPECIALS, *WORDS]
@@ -83,7 +123,7 @@ def conversations(draw: st.DrawFn) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("template", ["plain", "markers", "trims", "bos", "qwen2_5", "llama3"])
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(turns=conversations())
 def test_exactly_the_answers_and_their_ends_are_learnt_of_any_conversation(
     template: str, turns: list[dict[str, str]]

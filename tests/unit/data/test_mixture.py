@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import pytest
 from finetune.config.compose import compose
 from finetune.config.devices import Devices
 from finetune.config.rules import resolve_rows
-from finetune.config.schema import DataConfig, ModelConfig, SourceConfig
+from finetune.config.schema import DataConfig, ModelConfig, SourceConfig, TooLong
+from finetune.data import gather
+from finetune.data.chunk import Chunk
 from finetune.data.prepare import PreparedData, prepare_data
 from finetune.errors import UserError
 
@@ -65,7 +67,9 @@ def test_weights_are_parts_of_the_mixture_drawn_by_seed(mix: Mix) -> None:
 
 
 def test_a_part_that_comes_to_no_row_is_refused(mix: Mix) -> None:
-    with pytest.raises(UserError, match=r"b\.jsonl: weight 1 of it comes to no row \(90 usable rows\)"):
+    with pytest.raises(
+        UserError, match=r"b\.jsonl of weight 1: its part comes to no row, for .*a\.jsonl has 3 usable rows"
+    ):
         mix({"a": 3, "b": 90}, [1000, 1])
 
 
@@ -110,6 +114,8 @@ def test_streamed_sources_are_read_by_weight(mix: Mix) -> None:
             ["data.train=[{path: a, format: sharegtp}]"],
             r"(?s)format=sharegtp: it is no format.*Did you mean sharegpt",
         ),
+        (["data.train=[{path: '  '}]"], "it is empty"),
+        (["data.eval=[{path: a}]", "data.eval_fraction=0.1"], "both give rows for evaluation"),
         (["data.train=[{path: a, format: 'm:f', columns: {text: body}}]"], "m:f makes the rows"),
     ],
 )
@@ -176,9 +182,102 @@ def test_token_ids_are_taken_as_they_are(prepare: Prepare) -> None:
         ({"input_ids": [1, 2], "labels": [-100, 3]}, r"labels\[1\] is 3, but input_ids\[1\] is 2"),
         ({"input_ids": ["a"]}, "not a list of whole numbers"),
         ({"input_ids": [-1, 3]}, "which is no token"),
-        ({"input_ids": [1, 9999]}, "lies outside the model's embedding"),
+        ({"input_ids": [1, 2**40]}, "holds 1099511627776, which is no token"),
+        ({"input_ids": [1, 9999]}, "line 1: input_ids holds 9999, and the model's embedding has 400 rows"),
     ],
 )
 def test_bad_token_ids_are_named(prepare: Prepare, row: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
         prepare([row], "none")
+
+
+def test_rows_held_out_for_evaluation_are_all_used_whatever_the_weights(mix: Mix) -> None:
+    prepared = mix({"a": 40, "b": 40}, [9, 1], eval_fraction=0.25)
+    assert (prepared.statistics["eval"]["rows_used"], prepared.statistics["eval"]["not_drawn"]) == (20, 0)
+    train = prepared.statistics["train"]
+    assert train["rows_used"] + train["not_drawn"] == 60
+    assert train["not_drawn"] > 0
+
+
+def test_a_stream_leaves_out_what_cannot_be_used_when_it_counts(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    rows = [{"text": "long " * 50} if n % 2 else {"text": f"{n}"} for n in range(20_000)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = ModelConfig(name_or_path=str(model_folder("none")))
+    source = [SourceConfig(path=str(tmp_path / "rows.jsonl"))]
+    options: dict[str, Any] = {"train": source, "streaming": True, "max_length": 64}
+    dropped = prepare_data(DataConfig(**options), model, 7, tmp_path / "cache", 2000).statistics["train"]
+    assert (dropped["rows_read"], dropped["rows_used"]) == (4000, 2000)
+    cut = DataConfig(**options, too_long=TooLong.truncate, packing=True)
+    packed = prepare_data(cut, model, 7, tmp_path / "cache", 1900).statistics["train"]
+    assert packed["packed_rows"] >= 1900
+    assert packed["rows_read"] < 6000
+
+
+def test_a_stream_encodes_little_more_than_it_needs(
+    mix: Mix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_chunks: list[int] = []
+    original = gather.read
+
+    def counted(source: SourceConfig, *, streaming: bool) -> Iterator[Chunk]:
+        for chunk in original(source, streaming=streaming):
+            read_chunks.append(len(chunk.items))
+            yield chunk
+
+    monkeypatch.setattr(gather, "read", counted)
+    mix({"a": 50_000}, [None], needed=10, streaming=True)
+    assert sum(read_chunks) <= 15_000
+
+
+def test_a_miss_says_what_changed(mix: Mix, tmp_path: Path) -> None:
+    first = mix({"a": 5}, [None]).lines[-1]
+    assert "written to the cache (the first time for these sources)" in first
+    assert "found in the cache" in mix({"a": 5}, [None]).lines[-1]
+    assert "changed since the last time: the files of data.train)" in mix({"a": 6}, [None]).lines[-1]
+    assert "changed since the last time: data.max_length)" in mix({"a": 6}, [None], max_length=99).lines[-1]
+
+
+def test_a_damaged_cache_is_made_again(mix: Mix) -> None:
+    whole = mix({"a": 5}, [None])
+    for name, spoil in (("train.arrow", b"half"), ("statistics.json", b"{")):
+        (whole.train.parent / name).write_bytes(spoil)
+        again = mix({"a": 5}, [None])
+        assert again.statistics["train"]["cache"] == "miss"
+        assert datasets.Dataset.from_file(str(again.train)).num_rows == 5
+    (whole.train.parent / "statistics.json").unlink()
+    assert mix({"a": 5}, [None]).statistics["train"]["cache"] == "miss"
+
+
+def test_a_cache_that_cannot_be_written_is_one_error(mix: Mix, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(UserError, match=r"(?s)prepared rows cannot be written.*FINETUNE_CACHE"):
+        mix({"a": 5}, [None])
+
+
+def test_refusals_come_through_from_the_processes_that_tokenise(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    talk = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    (tmp_path / "rows.jsonl").write_text((json.dumps(talk) + "\n") * 3000)
+    data = DataConfig(train=[SourceConfig(path=str(tmp_path / "rows.jsonl"))], num_proc=2)
+    with pytest.raises(UserError, match="would never learn to stop"):
+        prepare_data(data, ModelConfig(name_or_path=str(model_folder("endless"))), 7, tmp_path / "cache")
+
+
+def test_a_users_function_and_what_it_imports_count_for_the_cache(
+    prepare: Prepare, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "suffixes.py").write_text("SUFFIX = 'one'\n")
+    (tmp_path / "own_cached.py").write_text(
+        "import suffixes\ndef talk(row):\n    return {'text': row.pop('q') + suffixes.SUFFIX}\n"
+    )
+    (tmp_path / "rows.csv").write_text("q\nx\ny\n")
+    options: dict[str, Any] = {"template": "none", "source": {"format": "own_cached:talk"}}
+    first = prepare(tmp_path / "rows.csv", **options)
+    assert first.statistics["train"]["samples"][0]["text"] == "xone<|endoftext|>"
+    assert prepare(tmp_path / "rows.csv", **options).statistics["train"]["cache"] == "hit"
+    (tmp_path / "suffixes.py").write_text("SUFFIX = 'other'\n")
+    assert prepare(tmp_path / "rows.csv", **options).statistics["train"]["cache"] == "miss"

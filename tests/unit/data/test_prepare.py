@@ -137,8 +137,6 @@ def test_own_eval_rows_are_prepared_beside(model_folder: Callable[..., Path], tm
     prepared = prepare_data(DataConfig(train=sources[:1], eval=sources[1:]), model, 7, tmp_path / "cache")
     assert prepared.eval is not None
     assert (len(rows_of(prepared.train)), len(rows_of(prepared.eval))) == (2, 1)
-    with pytest.raises(UserError, match="names the rows to evaluate on already"):
-        prepare_data(DataConfig(train=sources[:1], eval=sources[1:], eval_fraction=0.1), model, 7, tmp_path)
 
 
 def test_second_time_comes_from_the_cache_and_any_change_misses_it(prepare: Prepare, tmp_path: Path) -> None:

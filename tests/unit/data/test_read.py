@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -226,11 +227,12 @@ def test_folder_is_read_in_order_and_keeps_to_the_training_files(tmp_path: Path)
     assert rows_of(tmp_path, split="test") == [{"text": "test-1"}]
 
 
-def test_folder_without_split_names_is_read_whole(tmp_path: Path) -> None:
+def test_folder_without_split_names_is_read_whole(tmp_path: Path, prepare: Prepare) -> None:
     (tmp_path / "b.jsonl").write_text('{"text": "b"}\n')
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "README.md").write_text("not data")
     assert rows_of(tmp_path) == [{"text": "a"}, {"text": "b"}]
+    assert f"{tmp_path}: not read: README.md (1 files)" in prepare(tmp_path, "none", source={}).lines
 
 
 def test_limit_takes_the_first_rows(tmp_path: Path) -> None:
@@ -238,3 +240,38 @@ def test_limit_takes_the_first_rows(tmp_path: Path) -> None:
     file.write_text("".join(f'{{"text": "{number}"}}\n' for number in range(2500)))
     assert len(rows_of(file, limit=1500)) == 1500
     assert len(rows_of(file, limit=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("a.jsonl", '[{"text": "x"}]', "begins with a list.*let its name end in .json"),
+        ("a.csv", "prompt;completion\na;b\n", "cells seem to be separated by ';'"),
+        ("a.txt", "x\n".encode("utf-32"), "it is UTF-32"),
+        ("a.json", "[" * 3000, "nested too deeply"),
+    ],
+)
+def test_files_that_are_another_kind_say_so(
+    prepare: Prepare, tmp_path: Path, name: str, content: str | bytes, why: str
+) -> None:
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=f"(?s){why}"):
+        prepare(tmp_path / name, "none")
+
+
+def test_name_is_for_json_alone(prepare: Prepare, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    with pytest.raises(UserError, match=r"name=rows has no meaning for a \.jsonl file"):
+        prepare(tmp_path / "a.jsonl", "none", source={"name": "rows"})
+
+
+def test_a_limit_does_not_judge_rows_behind_it(prepare: Prepare, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,completion\na,b\nc,d\ne,f,g\n")
+    assert prepare(tmp_path / "a.csv", "none", source={"limit": 2}).statistics["train"]["rows_used"] == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_without_permission_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    with pytest.raises(UserError, match="it cannot be read: Permission denied"):
+        rows_of(tmp_path / "closed")

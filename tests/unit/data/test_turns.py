@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from finetune.config.schema import DataConfig, ModelConfig, SourceConfig, Thinking
 from finetune.data.prepare import PreparedData, prepare_data
 from finetune.errors import UserError
-from tests.unit.data.conftest import byte_tokenizer, learnt_runs
+from tests.unit.data.conftest import TEMPLATES, byte_tokenizer, learnt_runs
 
 SHIPPED = Path(find_spec("trl").submodule_search_locations[0]) / "chat_templates"
 CHATML = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
@@ -170,9 +170,7 @@ def test_thoughts_that_the_template_leaves_out_are_counted(qwen3: Path, tmp_path
     (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": [*WITH, ASKED, earlier]}) + "\n")
     data = DataConfig(train=[SourceConfig(path=str(tmp_path / "rows.jsonl"))])
     prepared = prepare_data(data, ModelConfig(name_or_path=str(qwen3)), 7, tmp_path / "cache")
-    assert "train: 1 answers have a thought that the chat template does not print" in "\n".join(
-        prepared.lines
-    )
+    assert "1 answers have a thought that the chat template does not print" in "\n".join(prepared.lines)
 
 
 def test_a_template_without_a_word_for_thoughts_gets_them_in_the_content(
@@ -185,3 +183,68 @@ def test_a_template_without_a_word_for_thoughts_gets_them_in_the_content(
 def learnt_of(prepared: PreparedData) -> list[str]:
     supervised: list[str] = prepared.statistics["train"]["samples"][0]["supervised_text"]
     return supervised
+
+
+@pytest.mark.parametrize(
+    ("template", "learns"),
+    [("plain", f"{THOUGHT}Four.{END}"), ("empty_thought", f"{THOUGHT}Four.{END}")],
+)
+def test_a_thought_whose_opening_tag_is_missing_is_one_too(
+    prepare: Prepare, template: str, learns: str
+) -> None:
+    row = {"messages": [ASKED, {"role": "assistant", "content": "Two and two.\n</think>\n\nFour."}]}
+    assert learnt_of(prepare([row], template, thinking=Thinking.off)) == [f"Four.{END}"]
+
+
+def test_an_empty_thought_in_the_content_is_not_learnt(prepare: Prepare) -> None:
+    row = {"messages": [ASKED, {"role": "assistant", "content": "<think>\n\n</think>\n\nFour."}]}
+    assert learnt_of(prepare([row], "plain")) == [f"Four.{END}"]
+
+
+def test_two_different_thoughts_are_a_bad_row(learnt: Callable[..., list[list[str]]]) -> None:
+    answer = {"role": "assistant", "content": f"{THOUGHT}Four.", "reasoning_content": "Because."}
+    with pytest.raises(UserError, match="line 1: an answer holds two different thoughts"):
+        learnt([{"messages": [ASKED, answer]}])
+
+
+def test_the_word_thinking_in_a_template_is_no_field_for_thoughts(prepare: Prepare, tmp_path: Path) -> None:
+    switch = "{# thinking #}{% if enable_thinking is defined and enable_thinking %}{{ '' }}{% endif %}"
+    (tmp_path / "t.jinja").write_text(switch + TEMPLATES["plain"])
+    rows = [{"messages": WITH}]
+    assert learnt_of(prepare(rows, "plain", chat_template=str(tmp_path / "t.jinja"))) == [
+        f"{THOUGHT}Four.{END}"
+    ]
+
+
+def test_mixed_needs_a_switch_in_the_template(prepare: Prepare) -> None:
+    with pytest.raises(UserError, match="no switch for thoughts"):
+        prepare([{"messages": WITH}], "plain", thinking=Thinking.mixed)
+
+
+def test_calls_that_the_template_does_not_print_are_refused_and_tools_counted(prepare: Prepare) -> None:
+    with pytest.raises(
+        UserError, match=r"(?s)line 1: turn 2 calls add, and the chat template does not print"
+    ):
+        prepare([{"messages": TALK}], "plain")
+    told = prepare([{"messages": WITHOUT, "tools": TOOLS}], "plain")
+    assert "1 rows list tools that the chat template does not print" in told.lines
+
+
+def test_a_system_column_beside_messages_is_their_first_turn(prepare: Prepare) -> None:
+    text = prepare([{"messages": WITHOUT, "system": "Be kind."}], "plain").statistics["train"]["samples"][0][
+        "text"
+    ]
+    assert text.startswith("<|im_start|>system\nBe kind.<|im_end|>")
+    twice = [{"role": "system", "content": "Be rude."}, *WITHOUT]
+    with pytest.raises(UserError, match="another system turn than column 'system'"):
+        prepare([{"messages": twice, "system": "Be kind."}], "plain")
+
+
+def test_markers_decide_which_answers_are_learnt(prepare: Prepare) -> None:
+    template = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    template += "{% if m.role == 'assistant' and loop.last %}{% generation %}{{ m.reasoning_content or '' }}"
+    template += "{% endgeneration %}{{ '|' }}{% generation %}{{ m.content }}{% endgeneration %}"
+    template += "{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>' }}{% endfor %}"
+    template += "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    said = learnt_of(prepare([{"messages": [*WITHOUT, *WITH]}], "plain", chat_template=template))
+    assert said == [f"Two and two.|Four.{END}"]
