@@ -7,8 +7,8 @@ answers by them; without DIR one is trained on the benchmark's own rows). Both a
 cores, in turn (A B A B ...), each with empty caches: ours is `python -m finetune prepare`, trl's builds an
 SFTTrainer (`packing=True, assistant_only_loss=True`) around a model of a few thousand weights, and stops.
 Beside the whole processes, the preparation alone is timed inside each: without trl's imports, with ours.
-Then ours runs again, from its cache. `tokenizers` alone, over the rendered rows, is the floor. Only the ratios
-of a pair mean anything.
+Then ours runs again, from its cache. `tokenizers` alone, over the rendered rows, is the floor. Only ratios of
+a pair mean anything.
 """
 
 from __future__ import annotations

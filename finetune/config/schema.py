@@ -247,8 +247,8 @@ class DataConfig:
     """`assistant`: the answers and their end tokens (the completion of a prompt-completion row); plain text
     rows have no roles and are learnt whole."""
     thinking: Thinking = Thinking.keep
-    """`keep`: thoughts are learnt as far as the chat template prints them (between think tags in the content if
-    it knows no field for them). `off`: they are taken out, and the
+    """`keep`: thoughts are learnt as far as the chat template prints them (between think tags in the content
+    if it knows no field for them). `off`: they are taken out, and the
     saved chat template does not think unless it is told to. `mixed`: rows without a thought are told not to.
     """
     split_special_tokens: bool | None = None
@@ -256,8 +256,8 @@ class DataConfig:
     contents of conversations, but not in plain text, which may be rendered already.
     """
     streaming: bool = False
-    """Read no more of the sources than the steps need, for data larger than the disk: `trainer.max_steps` must be
-    set.
+    """Read no more of the sources than the steps need, for data larger than the disk; needs
+    `trainer.max_steps`.
     """
     num_proc: int | None = None
     """Processes that tokenise; null: one for each core, at least 2,000 rows each."""
