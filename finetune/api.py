@@ -88,12 +88,15 @@ def train(*overrides: str, say: Callable[[str], None] = print) -> Run:
         run_dir = open_together(list(overrides), outer, say)
         code = run_worker(run_dir)
     else:
-        from finetune.training.supervise import start_and_wait
+        from finetune.training.supervise import found_to_resume, start_and_wait
 
         run = check_run(list(overrides))
         for line in [*run.composed.notes, *run.facts.lines]:
             say(line)
-        run_dir, ended = start_and_wait(run, say, relay=say)
+        resume = found_to_resume(run, say)
+        if resume is not None and resume.completed:
+            return Run(resume.run_dir.path)
+        run_dir, ended = start_and_wait(run, say, relay=say, resume=resume)
         code = ended.exit_code
     if code != 0:
         raise RunFailed(f"the run was stopped; its folder: {run_dir.path}", code)

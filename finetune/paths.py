@@ -64,6 +64,16 @@ class RunDir:
         return self.path / ".model-unverified"
 
     @property
+    def failed_model(self) -> Path:
+        """What did not pass its checks."""
+        return self.path / "model-failed-checks"
+
+    @property
+    def resume(self) -> Path:
+        """Which checkpoint the workers go on from; absent in a run that starts at step 0."""
+        return self.path / "resume.json"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

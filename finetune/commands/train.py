@@ -9,7 +9,7 @@ from dataclasses import asdict
 from finetune.distributed.outer import outer_launch
 from finetune.errors import UserError
 from finetune.report.record import read_report
-from finetune.training.start import check_run, run_folder
+from finetune.training.start import check_run, run_folder, to_resume
 from finetune.words import Words
 
 
@@ -32,19 +32,28 @@ def main(words: Words) -> int:
     for line in [*run.composed.notes, *run.facts.lines]:
         say(line)
     if "--dry-run" in words.flags:
-        say(f"run       {run_folder(run).path} (not started: --dry-run; the data is not looked at)")
+        resume = to_resume(run)
+        where = resume.run_dir if resume is not None else run_folder(run)
+        say(f"run       {where.path} (not started: --dry-run; the data is not looked at)")
         if as_json:
             print(json.dumps(asdict(run.facts)))
         return 0
-    from finetune.training.supervise import (
+    from finetune.training.supervise import (  # the data libraries: after the checks
+        found_to_resume,
         start_and_wait,
         start_detached,
-    )  # the data libraries: after the checks
+    )
 
-    if run.config.launch.detach:
-        start_detached(run, say)
+    resume = found_to_resume(run, say)
+    if resume is not None and resume.completed:
+        say(f"done      it is completed, there is nothing to do: {resume.run_dir.model}")
+        if as_json:
+            print(json.dumps({**read_report(resume.run_dir), "run_dir": str(resume.run_dir.path)}))
         return 0
-    run_dir, ended = start_and_wait(run, say, relay=_to_stderr if as_json else None)
+    if run.config.launch.detach:
+        start_detached(run, say, resume)
+        return 0
+    run_dir, ended = start_and_wait(run, say, relay=_to_stderr if as_json else None, resume=resume)
     if as_json:
         print(json.dumps({**read_report(run_dir), "run_dir": str(run_dir.path)}))
     return ended.exit_code

@@ -314,6 +314,12 @@ class CheckpointConfig:
     """Optimizer steps between checkpoints; null: none by steps."""
     keep: int = 2
     """How many checkpoints stay on disk."""
+    resume: str = "never"
+    """`auto`: go on with the run of this `run_name` from its newest whole checkpoint, or begin it. Or the
+    path of a checkpoint or a run.
+    """
+    allow_changes: list[str] = field(default_factory=list)
+    """Keys that may differ from the run that is resumed."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -188,6 +188,12 @@ def gather_objects(value: Any) -> list[Any]:
     return gathered
 
 
+def barrier() -> None:
+    """Wait for every rank."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
 def any_rank(flag: int) -> int:
     """The largest `flag` of all ranks."""
     if not dist.is_initialized():

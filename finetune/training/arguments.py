@@ -47,7 +47,6 @@ def sft_arguments(config: RunConfig, facts: RunFacts, run_dir: RunDir, attention
             "logging_nan_inf_filter": False,
             # checkpoints are asked for by callbacks
             "save_strategy": "no",
-            "save_total_limit": config.checkpoint.keep,
         },
         **trainer_arguments(facts.strategy, config.distributed),
     )

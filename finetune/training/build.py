@@ -36,6 +36,7 @@ def build_trainer(
         model=model,
         args=arguments,
         train_dataset=rows.train,
+        keep_checkpoints=config.checkpoint.keep,
         eval_dataset=rows.eval,
         processing_class=tokenizer,
     )

@@ -8,12 +8,14 @@ from typing import NoReturn
 
 from finetune.distributed.outer import OuterLaunch
 from finetune.distributed.world import MainFailed, current_world, on_main_first
+from finetune.errors import UserError
 from finetune.logs import set_up_logging
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
 from finetune.training.prepare import freed_when_refused, prepare_rows
 from finetune.training.process import Terminal, end, guarded, keep_output
 from finetune.training.start import check_run, open_run
+from finetune.training.supervise import found_to_resume
 from finetune.training.worker import run
 
 
@@ -41,9 +43,12 @@ def open_together(overrides: list[str], outer: OuterLaunch, say: Callable[[str],
         run = check_run(overrides, outer)
         for line in [*run.composed.notes, *run.facts.lines]:
             say(line)
-        run_dir = open_run(run)
+        resume = found_to_resume(run, say)
+        if resume is not None and resume.completed:
+            raise UserError(f"{resume.run_dir.path} is completed: there is nothing to do.")
+        run_dir = open_run(run, resume)
         say(f"run       {run_dir.path}")
-        with freed_when_refused(run, run_dir):
+        with freed_when_refused(run, run_dir, resume):
             fetch_model(run.config.model)
             prepare_rows(run, run_dir, say)
         return str(run_dir.path)

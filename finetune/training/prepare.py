@@ -11,12 +11,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from finetune.config.batch import Batch
 from finetune.data.prepare import PreparedData, cache_root, prepare_data
 from finetune.errors import UserError, refuse
 from finetune.paths import RunDir
+from finetune.training.resume import Resume
 from finetune.training.start import CheckedRun
 
 Say = Callable[[str], None]
@@ -41,15 +43,15 @@ class Steps:
 
 
 @contextmanager
-def freed_when_refused(run: CheckedRun, run_dir: RunDir) -> Iterator[None]:
+def freed_when_refused(run: CheckedRun, run_dir: RunDir, resume: Resume | None) -> Iterator[None]:
     """Remove the folder of a run that is refused before anything ran: its name is free for the next try.
 
-    The folder that several machines share is machine 0's to remove.
+    Never that of a resumed run; the folder that several machines share is machine 0's to remove.
     """
     try:
         yield
     except UserError:
-        if run.config.launch.machine_rank == 0:
+        if run.config.launch.machine_rank == 0 and resume is None:
             shutil.rmtree(run_dir.path)
         raise
 
@@ -59,20 +61,47 @@ def prepare_rows(run: CheckedRun, run_dir: RunDir, say: Say) -> None:
     launch = run.config.launch
     if launch.machine_rank > 0:
         return  # machine 0 prepares, on the storage that all share
-    cache = cache_root() if launch.num_machines == 1 else run_dir.path / "data"
-    config = run.config
-    prepared = prepare_data(
-        config.data, config.model, config.seed, cache, rows_needed(config.trainer, run.facts.batch)
-    )
+    prepared = _prepared(run, run_dir)
     for line in prepared.lines:
         say(line)
-    say(count_steps(config.trainer, run.facts.batch, prepared, run.composed.subject).line)
-    paths = {"train": str(prepared.train), "eval": str(prepared.eval) if prepared.eval else None}
+    say(count_steps(run.config.trainer, run.facts.batch, prepared, run.composed.subject).line)
+    paths = _paths(prepared)
     beside = run_dir.data.with_suffix(".part")
     beside.write_text(
         json.dumps({"prepared": paths, **prepared.statistics}, indent=2) + "\n", encoding="utf-8"
     )
     os.replace(beside, run_dir.data)
+
+
+def refuse_other_rows(run: CheckedRun, resume: Resume) -> None:
+    """A resumed run reads the very rows that it was begun with: told before its folder is touched."""
+    run_dir = resume.run_dir
+    if run.config.launch.machine_rank > 0 or not run_dir.data.exists():
+        return
+    before = json.loads(run_dir.data.read_text(encoding="utf-8"))["prepared"]
+    if _keys(before) != _keys(_paths(_prepared(run, run_dir))):
+        raise refuse(
+            f"the data of {run_dir.path.name}",
+            "its rows are not those that the run was begun with: a file, the tokenizer or a library changed",
+            "Restore them, or start a new run.",
+            subject="what is to be resumed",
+        )
+
+
+def _prepared(run: CheckedRun, run_dir: RunDir) -> PreparedData:
+    config = run.config
+    cache = cache_root() if config.launch.num_machines == 1 else run_dir.path / "data"
+    needed = rows_needed(config.trainer, run.facts.batch)
+    return prepare_data(config.data, config.model, config.seed, cache, needed)
+
+
+def _paths(prepared: PreparedData) -> dict[str, str | None]:
+    return {"train": str(prepared.train), "eval": str(prepared.eval) if prepared.eval else None}
+
+
+def _keys(paths: dict[str, str | None]) -> list[str | None]:
+    """The cache keys of prepared data: the names of the folders, wherever the cache is."""
+    return [path and Path(path).parent.name for path in paths.values()]
 
 
 def rows_needed(trainer: Any, batch: Batch) -> int:

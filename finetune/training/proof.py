@@ -46,7 +46,9 @@ class ProveBeforeStepOne(TrainerCallback):
         )
         running, evidence = inspect(trainer.model_wrapped, trainer.optimizer, trainer.accelerator)
         found = Running(**running, global_batch_size=trainer.sampler.global_batch_size)
-        ranks = verify_all_ranks(asked, found, Evidence(**evidence, rows=tuple(trainer.rows_of_step(0))))
+        trainer.count_steps_before(state.global_step)
+        rows = tuple(trainer.rows_of_step(state.global_step)) if state.global_step < state.max_steps else ()
+        ranks = verify_all_ranks(asked, found, Evidence(**evidence, rows=rows))
         self.report.update(
             strategy={"requested": asked.strategy, "actual": found.strategy},
             num_processes={"requested": asked.num_processes, "actual": found.num_processes},
@@ -64,11 +66,13 @@ class ProveBeforeStepOne(TrainerCallback):
             wrapped_by=evidence["wrapped_by"],
         )
         if args.process_index == 0:
-            for line in lines(found, ranks, facts, state.max_steps):
+            for line in lines(found, ranks, facts, state.global_step, state.max_steps):
                 log.info("%s", line)
 
 
-def lines(found: Running, ranks: list[Evidence], facts: RunFacts, max_steps: int) -> list[str]:
+def lines(
+    found: Running, ranks: list[Evidence], facts: RunFacts, steps_made: int, max_steps: int
+) -> list[str]:
     """What really runs, in the words of a person."""
     seen = ranks[0]
     held = ", ".join(f"{rank.weights_held:.0%}" for rank in ranks)
@@ -82,7 +86,8 @@ def lines(found: Running, ranks: list[Evidence], facts: RunFacts, max_steps: int
         f"optimizer {seen.optimizer}; trained: {seen.trainable_parameters:,} of {seen.total_parameters:,}"
         f" parameters ({share:.2%})",
         f"batch     {facts.batch.line}; {max_steps:,} steps",
-        "rows      step 1: " + "; ".join(f"rank {i}: {_some(rank.rows)}" for i, rank in enumerate(ranks)),
+        f"rows      step {steps_made + 1}: "
+        + "; ".join(f"rank {i}: {_some(rank.rows)}" for i, rank in enumerate(ranks)),
     ]
 
 
@@ -105,14 +110,14 @@ def prove_saved_model(
         status="failed" if failed else "completed",
         model_path=None if failed else str(run_dir.model),
     )
-    folder.rename(run_dir.path / "model-failed-checks" if failed else run_dir.model)
+    folder.rename(run_dir.failed_model if failed else run_dir.model)
     report.write()
     for check in checks:
         log.info("%s %s (%s)", "checked  " if check.passed else "FAILED   ", check.name, check.detail)
     if failed:
         listed = "\n".join(f"  {check.name}: {check.detail}" for check in failed)
         raise RunFailed(
-            f"the saved model did not pass its checks; it is kept in {run_dir.path / 'model-failed-checks'}\n"
+            f"the saved model did not pass its checks; it is kept in {run_dir.failed_model}\n"
             f"{listed}\n  The last checkpoint in {run_dir.checkpoints} is whole."
         )
     log.info("done      the model is saved and verified: %s", run_dir.model)

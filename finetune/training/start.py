@@ -33,6 +33,7 @@ from finetune.distributed.outer import (
 from finetune.errors import Problem, Refusal, refuse
 from finetune.hardware.probe import probe_devices
 from finetune.paths import PACKAGE, RunDir
+from finetune.training.resume import AUTO, Resume, find_resume, take_up
 from finetune.version import __version__
 
 
@@ -78,15 +79,28 @@ def check_run(overrides: list[str], outer: OuterLaunch | None = None) -> Checked
 
 
 def run_folder(run: CheckedRun) -> RunDir:
-    """Where the run would be; an old run's folder is refused."""
+    """Where the run would be; an old run's folder is refused, unless it is to be resumed."""
     run_dir = RunDir(Path(run.config.output_dir).absolute() / (run.config.run_name or _new_name(run)))
     if run_dir.path.exists() and run.config.launch.machine_rank == 0:
         raise _taken(run, run_dir)
     return run_dir
 
 
-def open_run(run: CheckedRun) -> RunDir:
-    """Make the run's folder, never an old one again, and write what every process of the run will read."""
+def to_resume(run: CheckedRun) -> Resume | None:
+    """The run that this one goes on with; None: a new one."""
+    if run.config.checkpoint.resume == AUTO and run.config.run_name is None:
+        why = "nothing says which run is meant"
+        raise refuse("checkpoint.resume=auto", why, "Set run_name.", subject=run.composed.subject)
+    run_dir = RunDir(Path(run.config.output_dir).absolute() / (run.config.run_name or ""))
+    return find_resume(run.config, run.facts, run_dir)
+
+
+def open_run(run: CheckedRun, resume: Resume | None = None) -> RunDir:
+    """Make the run's folder, or take up an old one, and write what every process of the run will read."""
+    if resume is not None:
+        take_up(resume)
+        _write(run, resume.run_dir)
+        return resume.run_dir
     run_dir = run_folder(run)
     if run.config.launch.machine_rank > 0:
         return _opened_by_machine_0(run_dir)
@@ -96,11 +110,15 @@ def open_run(run: CheckedRun) -> RunDir:
         raise _taken(run, run_dir) from None
     run_dir.logs.mkdir()
     run_dir.checkpoints.mkdir()
+    _write(run, run_dir)
+    return run_dir
+
+
+def _write(run: CheckedRun, run_dir: RunDir) -> None:
     save_config(run.config, run_dir.config)
     save_facts(run.facts, run_dir.facts)
     write_launch_file(run_dir.accelerate, launch_file(run.facts, run.config.launch, run.config.distributed))
     run_dir.environment.write_text(json.dumps(_environment(), indent=2) + "\n", encoding="utf-8")
-    return run_dir
 
 
 def _taken(run: CheckedRun, run_dir: RunDir) -> Refusal:

@@ -14,18 +14,21 @@ from finetune.errors import RunFailed, UserError
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
 from finetune.report.record import report_end
-from finetune.training.prepare import freed_when_refused, prepare_rows
-from finetune.training.start import CheckedRun, open_run
+from finetune.training.prepare import freed_when_refused, prepare_rows, refuse_other_rows
+from finetune.training.resume import NEVER, Resume, resume_lines
+from finetune.training.start import CheckedRun, open_run, to_resume
 
 Say = Callable[[str], None]
 
 
-def start_and_wait(run: CheckedRun, say: Say, relay: Say | None = None) -> tuple[RunDir, Ended]:
+def start_and_wait(
+    run: CheckedRun, say: Say, relay: Say | None = None, resume: Resume | None = None
+) -> tuple[RunDir, Ended]:
     """Run to the end. The workers start before the data is prepared: they load their libraries meanwhile."""
-    run_dir = open_run(run)
+    run_dir = open_run(run, resume)
     say(f"run       {run_dir.path}")
     try:
-        with freed_when_refused(run, run_dir):
+        with freed_when_refused(run, run_dir, resume):
             fetch_model(run.config.model)
             with Workers(run_dir, run.facts, run.config.launch, relay) as workers:
                 prepare_rows(run, run_dir, say)
@@ -40,10 +43,10 @@ def start_and_wait(run: CheckedRun, say: Say, relay: Say | None = None) -> tuple
     return run_dir, _told(run_dir, ended)
 
 
-def start_detached(run: CheckedRun, say: Say) -> RunDir:
+def start_detached(run: CheckedRun, say: Say, resume: Resume | None = None) -> RunDir:
     """Start a run that outlives this terminal; its data is prepared first, so that a bad row is told here."""
-    run_dir = open_run(run)
-    with freed_when_refused(run, run_dir):
+    run_dir = open_run(run, resume)
+    with freed_when_refused(run, run_dir, resume):
         fetch_model(run.config.model)
         prepare_rows(run, run_dir, say)
     with (run_dir.logs / "parent.log").open("ab") as log:
@@ -58,6 +61,20 @@ def start_detached(run: CheckedRun, say: Say) -> RunDir:
     say(f"detached  process {process.pid}; stop it with: kill {process.pid}")
     say(f"          follow it with: tail -f {run_dir.log(0)}")
     return run_dir
+
+
+def found_to_resume(run: CheckedRun, say: Say) -> Resume | None:
+    """The run that this one goes on with, looked at and told; None: a new one."""
+    resume = to_resume(run)
+    if resume is None:
+        if run.config.checkpoint.resume != NEVER:
+            say("resume    there is no such run yet: a new one begins")
+        return None
+    for line in resume_lines(resume):
+        say(line)
+    if not resume.completed:
+        refuse_other_rows(run, resume)
+    return resume
 
 
 def _told(run_dir: RunDir, ended: Ended) -> Ended:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ from torch.utils.data import DataLoader
 from trl import SFTTrainer
 
 from finetune.data.windows import WindowSampler
+from finetune.distributed.world import barrier
 from finetune.errors import RunFailed
+from finetune.training.checkpoint import cannot_write, publish
 from finetune.training.rows import IGNORED, PreparedRows, RowLoader, row_lengths, supervised_counts
 
 FP16_OVERFLOWS = 40
@@ -32,7 +36,7 @@ class RunTrainer(SFTTrainer):
     - `log`: tokens per second and supervised tokens beside the loss.
     """
 
-    def __init__(self, *args: Any, train_dataset: Dataset, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, train_dataset: Dataset, keep_checkpoints: int, **kwargs: Any) -> None:
         super().__init__(*args, train_dataset=train_dataset, **kwargs)
         # TRL casts the adapter of a quantised model to bfloat16; trained weights are float32 here
         for parameter in self.model.parameters():
@@ -43,6 +47,8 @@ class RunTrainer(SFTTrainer):
         )
         self.row_lengths = row_lengths(train_dataset)
         self.row_supervised = supervised_counts(train_dataset)
+        self.keep_checkpoints = keep_checkpoints
+        self._beside: Path | None = None
         self.seen_tokens = 0
         self.seen_supervised = 0
         self.highest_rate = 0.0
@@ -108,11 +114,45 @@ class RunTrainer(SFTTrainer):
             logs |= self._speed()
         super().log(logs, start_time)
 
+    def count_steps_before(self, step: int) -> None:
+        """Set the counters to where a run stands that goes on behind this step."""
+        for done in range(step):
+            rows = self.sampler.window(done)
+            self.seen_tokens += int(self.row_lengths[rows].sum())
+            self.seen_supervised += int(self.row_supervised[rows].sum())
+        self._logged_tokens = self.seen_tokens
+
     def count_step(self) -> None:
         """Add the rows of the optimizer step that just ended to the counters."""
         rows = self.sampler.window(self.state.global_step - 1)
         self.seen_tokens += int(self.row_lengths[rows].sum())
         self.seen_supervised += int(self.row_supervised[rows].sum())
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """Save beside the checkpoints; rank 0 makes it visible when every rank has written its part."""
+        checkpoints = Path(self.args.output_dir)
+        self._beside = checkpoints / ".part"
+        try:
+            if self.args.process_index == 0:
+                shutil.rmtree(self._beside, ignore_errors=True)
+                self._beside.mkdir(parents=True)
+            barrier()
+            super()._save_checkpoint(model, trial)
+        except OSError as error:
+            raise cannot_write(checkpoints, error) from error
+        finally:
+            beside, self._beside = self._beside, None
+        barrier()
+        if self.args.process_index == 0:
+            about = {
+                "num_processes": self.args.world_size,
+                "global_batch_size": self.sampler.global_batch_size,
+            }
+            publish(beside, checkpoints, self.state.global_step, self.keep_checkpoints, about)
+        barrier()
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._beside or self.args.output_dir)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """No card: TRL would write one into the folder of checkpoints at every save."""

@@ -21,6 +21,7 @@ from finetune.report.record import Report
 from finetune.training.arguments import sft_arguments
 from finetune.training.build import build_trainer, record_training
 from finetune.training.callbacks import StopSignals
+from finetune.training.checkpoint import checkpoint_to_resume
 from finetune.training.process import free_memory, run_process, strategy_environment
 from finetune.training.proof import prove_saved_model
 from finetune.training.rows import load_rows
@@ -57,7 +58,7 @@ def train(
         model = attach_adapter(loaded.model, config.adapter, config.seed, config.model.revision)
         start = adapter_sums(model, loaded.checkpoint_dtype)
         trainer = build_trainer(arguments, model, tokenizer, rows, config, facts, report, stop)
-        trainer.train()
+        trainer.train(resume_from_checkpoint=checkpoint_to_resume(run_dir))
         record_training(report, trainer, facts, interrupted=bool(stop.agreed))
         if stop.agreed:
             log.info(
