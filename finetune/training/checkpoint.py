@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written beside, sealed by a manifest, renamed; old ones go last."""
+"""Checkpoints that are whole or not there: written beside, sealed by a manifest, renamed; old ones last."""
 
 from __future__ import annotations
 
