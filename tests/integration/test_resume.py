@@ -1,0 +1,118 @@
+"""Going on after a crash, as a user does it: by name, by path, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.front_door import Outcome, environment, finetune
+
+WORDS = ["recipe=tiny_lora", "data.train.0.limit=40", "trainer.max_steps=8", "launch.device=cpu"]
+EVERY_STEP = ["checkpoint.every_steps=1", "checkpoint.keep=3"]
+AUTO = "checkpoint.resume=auto"
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    outcome = finetune(*WORDS, *EVERY_STEP, at=tmp_path_factory.mktemp("straight"))
+    assert outcome.code == 0, outcome.err
+    return outcome
+
+
+def crashed(straight: Outcome, at: Path, name: str = "run") -> Path:
+    """The straight run's folder as a crash before the end leaves it."""
+    folder = at / "runs" / name
+    shutil.copytree(straight.path, folder, ignore=shutil.ignore_patterns("model", "report.json"))
+    return folder
+
+
+def test_a_run_that_was_killed_goes_on_by_its_name(straight: Outcome, tmp_path: Path) -> None:
+    words = [*WORDS, *EVERY_STEP, AUTO, "run_name=run", f"output_dir={tmp_path / 'runs'}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "finetune", *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    folder = tmp_path / "runs" / "run"
+    until = time.monotonic() + 60
+    while not (folder / "checkpoints" / "checkpoint-2").exists():
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    time.sleep(1)  # the workers follow their parent
+    assert not (folder / "model").exists()
+    again = finetune(*WORDS, *EVERY_STEP, AUTO, at=tmp_path)
+    assert again.code == 0, again.err
+    assert "resume    from step" in again.out
+    assert again.losses == straight.losses
+    assert again.report["status"] == "completed"
+    done = finetune(*WORDS, *EVERY_STEP, AUTO, at=tmp_path)
+    assert done.code == 0
+    assert "it is completed, there is nothing to do" in done.out
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(straight: Outcome, tmp_path: Path) -> None:
+    folder = crashed(straight, tmp_path)
+    (folder / "checkpoints" / "checkpoint-8" / "optimizer.pt").unlink()
+    (folder / "checkpoints" / "checkpoint-7" / "manifest.json").unlink()
+    (folder / "checkpoints" / "checkpoint-99").mkdir()
+    again = finetune(*WORDS, *EVERY_STEP, AUTO, at=tmp_path)
+    assert again.code == 0, again.err
+    assert "passed over checkpoint-8: optimizer.pt is missing" in again.out
+    assert "passed over checkpoint-99: it has no manifest.json" in again.out
+    assert "from step 6" in again.out
+    assert again.losses == straight.losses
+
+
+def test_what_cannot_be_gone_on_with_is_refused_and_left_alone(straight: Outcome, tmp_path: Path) -> None:
+    folder = crashed(straight, tmp_path)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    changed = [*WORDS, "trainer.learning_rate=1e-4", "seed=1", "trainer.global_batch_size=8", AUTO]
+    refused = finetune(*changed, at=tmp_path)
+    assert refused.code == 2
+    for part in ("3 problems", "trainer.learning_rate=0.0001", "seed=1", "global batch 8", "allow_changes"):
+        assert part in refused.err, refused.err
+    fewer = finetune(*WORDS, "data.train.0.limit=30", AUTO, "checkpoint.allow_changes=[data]", at=tmp_path)
+    assert fewer.code == 2
+    assert "its rows are not those that the run was begun with" in fewer.err
+    (folder / "checkpoints" / "checkpoint-8" / "optimizer.pt").unlink()
+    named = finetune(*WORDS, f"checkpoint.resume={folder}/checkpoints/checkpoint-8", at=tmp_path)
+    assert named.code == 2
+    assert "optimizer.pt is missing" in named.err
+    assert "run_name" in finetune(*WORDS, AUTO, "--dry-run", at=tmp_path).err
+    for path, content in before.items():
+        assert not path.exists() or path.read_bytes() == content, path
+
+
+def test_an_allowed_change_goes_on_from_a_path(straight: Outcome, tmp_path: Path) -> None:
+    folder = crashed(straight, tmp_path)
+    shutil.rmtree(folder / "checkpoints" / "checkpoint-8")
+    shutil.rmtree(folder / "checkpoints" / "checkpoint-7")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "los')  # cut off by the crash
+    allowed = "checkpoint.allow_changes=[trainer.weight_decay]"
+    words = [
+        *WORDS,
+        f"checkpoint.resume={folder}",
+        "trainer.weight_decay=0.5",
+        allowed,
+        "trainer.logging_steps=1",
+    ]
+    again = finetune(*words, at=tmp_path, name="run")
+    assert again.code == 0, again.err
+    assert [step["step"] for step in again.steps] == list(range(1, 9))
+    assert again.losses[:6] == straight.losses[:6]
+    assert json.loads((folder / "resume.json").read_text())["step"] == 6
