@@ -1,4 +1,4 @@
-"""Is the Hugging Face hub within reach right now?
+"""Is the Hugging Face hub within reach right now, what is here of it, and how does a model get there?
 
 Its clients retry for minutes before they say no, so one look at the door comes first.
 """
@@ -10,7 +10,10 @@ import re
 import socket
 import urllib.request
 from functools import cache
+from pathlib import Path
 from urllib.parse import urlsplit
+
+from finetune.errors import Problem, RunFailed
 
 ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """`owner/name`: what a hub id looks like."""
@@ -47,3 +50,82 @@ def reachable() -> bool:
             return True
     except OSError:
         return False
+
+
+def cached(name: str, revision: str | None) -> bool:
+    """Tell whether a model's config is in this machine's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json", revision=revision or "main"), str)
+
+
+def cache_folder() -> str:
+    """Where the hub's clients keep what they have fetched."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return HF_HUB_CACHE
+
+
+def licence(name: str) -> str | None:
+    """What a model's page on the hub says; None where it cannot be asked, or is silent."""
+    if not ID.fullmatch(name) or not reachable():
+        return None
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        card = HfApi(endpoint=endpoint()).model_info(name).card_data
+    except (HfHubHTTPError, OSError):
+        return None
+    return card.get("license") if card is not None else None
+
+
+def check_push(address: str, problems: list[Problem]) -> None:
+    """Whether a model could be uploaded to `hub://owner/name`: the address, a login, the way there."""
+    name = address.removeprefix("hub://")
+    if not address.startswith("hub://") or not ID.fullmatch(name):
+        problems.append(Problem(f"--push {address}", "expected hub://OWNER/NAME", "Write hub://me/my-model."))
+        return
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HfHubHTTPError
+
+    where = f"--push {address}"
+    if get_token() is None:
+        fix = "Set HF_TOKEN in the environment, or log in with `hf auth login`."
+        problems.append(Problem(where, "nobody is logged in to the hub", fix))
+    if not reachable():
+        fix = "Merge without --push, and upload the folder from a machine with a network."
+        problems.append(Problem(where, f"{endpoint()} cannot be reached", fix))
+    elif get_token() is not None:
+        api = HfApi(endpoint=endpoint())
+        try:
+            held = api.list_repo_files(name) if api.repo_exists(name) else []
+        except (HfHubHTTPError, OSError) as error:
+            problems.append(Problem(where, str(error).strip().splitlines()[0], "Check the login's rights."))
+            return
+        if any(file.endswith((".safetensors", ".bin", ".gguf")) for file in held):
+            problems.append(Problem(where, "this repository holds a model already", "Choose another name."))
+
+
+def push(folder: Path, address: str) -> str:
+    """Upload a model's folder, private where the repository is new; compare sizes; return its address."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    name, api = address.removeprefix("hub://"), HfApi(endpoint=endpoint())
+    again = f"it is whole and verified in {folder}; upload it with: hf upload {name} {folder} --private"
+    try:
+        api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Merged model")
+        there = {
+            file.rfilename: file.size for file in api.model_info(name, files_metadata=True).siblings or []
+        }
+    except (HfHubHTTPError, OSError) as error:
+        raise RunFailed(f"the model could not be uploaded: {error}\n    {again}") from error
+    here = {
+        str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()
+    }
+    wrong = sorted(file for file, size in here.items() if there.get(file) != size)
+    if wrong:
+        raise RunFailed(f"not whole on the hub: {', '.join(wrong)}\n    {again}")
+    return f"{endpoint()}/{name}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from finetune.errors import UserError
@@ -10,6 +10,7 @@ from finetune.errors import UserError
 VERBS = {
     "train": "compose, check, prepare data, launch, train, save, verify, report (the default verb)",
     "prepare": "data only: load, check, tokenise, mask, pack, cache, show what is learnt",
+    "merge": "a run's model, or an adapter on its base -> one standalone model folder, verified",
 }
 NOT_BUILT = {
     "plan": "does it fit: memory, traffic, time, cost",
@@ -18,17 +19,28 @@ NOT_BUILT = {
     "fetch": "brings model and data of a recipe here",
     "evaluate": "loss, perplexity and accuracy of a run or a model",
     "generate": "answer a prompt, a file of prompts, or chat",
-    "merge": "adapter or sharded checkpoint -> one standalone model folder",
     "report": "one run, or several side by side",
     "scale": "short runs on 1, 2, 4 ... processes",
 }
 FLAGS = {
     "--help": "this text, or a verb's",
-    "--dry-run": "check config and machine and print what they come to; no data is read, nothing is started",
     "--json": "one JSON object on stdout, everything else on stderr",
     "--debug": "tracebacks, and the libraries' own output",
     "--version": "the version",
 }
+FLAGS_OF = {
+    "train": {
+        "--dry-run": "check config and machine and print what they come to; no data is read, nothing starts"
+    },
+    "merge": {
+        "--dtype": "TYPE: float32, bfloat16 or float16 instead of the base checkpoint's own",
+        "--to": "DIR: where the folder is written, instead of RUN/merged (or FOLDER-merged)",
+        "--push": "hub://OWNER/NAME: upload it there when it is verified (a new repository is private)",
+    },
+}
+"""Flags that only one verb knows."""
+TAKE_VALUE = frozenset(FLAGS_OF["merge"])
+"""Flags with a value: `--to DIR` or `--to=DIR`."""
 NOT_BUILT_FLAGS = ("--multirun",)
 EXAMPLES = """\
 examples:
@@ -46,6 +58,21 @@ exit: 0 done, 1 the run failed, 2 something to change (told in one message), 130
 SIGINT/SIGTERM/SIGUSR1
       after a checkpoint was saved"""
 
+MERGE = """\
+usage: python -m finetune merge RUN [model.name_or_path=DIR] [flags]
+
+RUN is a run's folder (its model/ is taken), a folder with a saved adapter, or a whole model. An adapter is
+merged into the unquantised base; the folder appears once it has been opened afresh and equals its source.
+
+examples:
+  python -m finetune merge runs/X
+  python -m finetune merge runs/X/model --to ~/models/x --dtype float16
+  python -m finetune merge adapter model.name_or_path=~/models/the-base
+  python -m finetune merge runs/X --push hub://me/x
+
+keys: model.* alone (where the base is, and how it is opened).
+exit: 0 written and verified, 1 it failed (nothing is left), 2 something to change (told in one message)"""
+
 
 @dataclass(frozen=True, slots=True)
 class Words:
@@ -56,15 +83,22 @@ class Words:
     runs: tuple[str, ...]
     overrides: tuple[str, ...]
     flags: frozenset[str]
+    values: dict[str, str] = field(default_factory=dict)
+    """Flags that take a value, with it."""
 
 
 def split_words(arguments: list[str]) -> Words:
     """Take the words apart; no verb means `train`."""
     flags, overrides, plain = [], [], []
-    for word in arguments:
-        if word.startswith("--") and "=" not in word:
+    values: dict[str, str] = {}
+    rest = iter(arguments)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name in TAKE_VALUE:
+            values[name] = value if equals else next(rest, "")
+        elif word.startswith("--") and not equals:
             flags.append(_known_flag(word))
-        elif "=" in word:
+        elif equals:
             overrides.append(word)
         else:
             plain.append(word)
@@ -72,32 +106,48 @@ def split_words(arguments: list[str]) -> Words:
     verb = plain.pop(0) if verb_given else "train"
     if plain and verb == "train":
         raise UserError(_stray(plain[0]))
-    return Words(verb, verb_given, tuple(plain), tuple(overrides), frozenset(flags))
+    if verb in VERBS:
+        _check_flags(verb, [*flags, *values], values)
+    return Words(verb, verb_given, tuple(plain), tuple(overrides), frozenset(flags), values)
 
 
 def help_text(verb: str | None) -> str:
     if verb is not None:
         built = VERBS.get(verb)
-        return f"finetune {verb}: {built or NOT_BUILT[verb] + ' (not built yet)'}\n\n{_flags()}\n\n{EXAMPLES}"
+        text = MERGE if verb == "merge" else EXAMPLES
+        title = f"finetune {verb}: {built or NOT_BUILT[verb] + ' (not built yet)'}"
+        return f"{title}\n\n{_flags(FLAGS_OF.get(verb, {}))}\n\n{text}"
     verbs = [f"  {name:<9} {what}" for name, what in VERBS.items()]
     later = f"  not built yet: {', '.join(NOT_BUILT)}"
     usage = "usage: python -m finetune [VERB] [RUN ...] [key=value ...] [flags]"
-    return "\n".join([usage, "", "verbs:", *verbs, later, "", _flags(), "", EXAMPLES])
+    own = [f"  {verb}: {' '.join(flags)} (see {verb} --help)" for verb, flags in FLAGS_OF.items()]
+    return "\n".join([usage, "", "verbs:", *verbs, later, "", _flags({}), *own, "", EXAMPLES])
 
 
-def _flags() -> str:
-    return "\n".join(["flags:", *(f"  {name:<10} {what}" for name, what in FLAGS.items())])
+def _flags(own: dict[str, str]) -> str:
+    return "\n".join(["flags:", *(f"  {name:<10} {what}" for name, what in {**own, **FLAGS}.items())])
 
 
 def _known_flag(word: str) -> str:
-    if word in FLAGS:
+    known = [*FLAGS, *(flag for own in FLAGS_OF.values() for flag in own)]
+    if word in known:
         return word
     if word in NOT_BUILT_FLAGS:
         raise UserError(f"{word} is not built yet.")
-    near = get_close_matches(word, FLAGS, n=1)
+    near = get_close_matches(word, known, n=1)
     raise UserError(
-        f"{word} is no flag.{f' Did you mean {near[0]}?' if near else ''} Known: {', '.join(FLAGS)}."
+        f"{word} is no flag.{f' Did you mean {near[0]}?' if near else ''} Known: {', '.join(known)}."
     )
+
+
+def _check_flags(verb: str, given: list[str], values: dict[str, str]) -> None:
+    """Refuse a flag of another verb, and one that lacks its value."""
+    for flag in given:
+        owner = next((name for name, own in FLAGS_OF.items() if flag in own), verb)
+        if owner != verb:
+            raise UserError(f"{flag} belongs to {owner}; {verb} does not know it.")
+        if flag in values and (not values[flag] or values[flag].startswith("--")):
+            raise UserError(f"{flag} needs a value: {FLAGS_OF[verb][flag]}.")
 
 
 def _stray(word: str) -> str:

@@ -20,8 +20,6 @@ def main(words: Words) -> int:
     """Prepare; returns the exit code."""
     if words.runs:
         raise UserError(f"'{words.runs[0]}' is no key=value. Did you mean data.train={words.runs[0]}?")
-    if "--dry-run" in words.flags:
-        raise UserError("--dry-run has no meaning for prepare, which starts nothing.")
     as_json = "--json" in words.flags
     problems: list[Problem] = []
     composed = compose(list(words.overrides), problems=problems)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -53,10 +53,19 @@ def checksum(tensor: torch.Tensor) -> float:
     return total
 
 
-def save_full(model: PreTrainedModel, folder: Path, dtype: torch.dtype, is_main: bool) -> Written:
-    """Write every weight of `model` under the checkpoint's own names. All ranks call it; rank 0 writes."""
+def save_full(
+    model: PreTrainedModel,
+    folder: Path,
+    dtype: torch.dtype,
+    is_main: bool,
+    groups: Iterable[dict[str, torch.Tensor]] | None = None,
+) -> Written:
+    """Write every weight of `model` under the checkpoint's own names. All ranks call it; rank 0 writes.
+
+    `groups` are its tensors layer by layer, for a model whose weights are made on the way.
+    """
     written, shards = Written(), _Shards(folder)
-    for group in _groups(model):
+    for group in groups or _groups(model):
         gathered = {name: _gather(tensor, is_main) for name, tensor in group.items()}
         if not is_main:
             continue
@@ -114,12 +123,17 @@ def save_words(
 
 def _groups(model: PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:
     """The model's tensors, tied ones once, layer by layer: what a weight conversion needs stays together."""
-    buffers = ((name, tensor) for name, tensor in model.named_buffers() if _is_persistent(model, name))
-    for _, tensors in groupby([*model.named_parameters(), *buffers], key=lambda named: _layer_of(named[0])):
+    for _, tensors in groupby(plain_tensors(model), key=lambda named: layer_of(named[0])):
         yield dict(tensors)
 
 
-def _layer_of(name: str) -> str:
+def plain_tensors(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and what else is saved of a model, tied tensors once."""
+    buffers = ((name, tensor) for name, tensor in model.named_buffers() if _is_persistent(model, name))
+    return [*model.named_parameters(), *buffers]
+
+
+def layer_of(name: str) -> str:
     """The part of a name up to its first number: `model.layers.3.mlp.gate.weight` -> `model.layers.3`."""
     parts = name.split(".")
     for position, part in enumerate(parts):

@@ -49,14 +49,14 @@ def load_model(
     """
     full = adapter.method is Method.full
     dtype = getattr(torch, facts.trained_dtype if full else facts.frozen_dtype)
-    checkpoint_dtype = _checkpoint_dtype(config)
+    stored = checkpoint_dtype(config)
     quantised = None if full else quantization(adapter, COMPUTE_DTYPE[facts.precision])
     loaded = open_weights(config, model, dtype, quantised, attn_implementation=attention.implementation)
     loaded.config.use_cache = False
     if not full:
         loaded.requires_grad_(False)
     _freeze_towers(loaded)
-    return LoadedModel(loaded, checkpoint_dtype)
+    return LoadedModel(loaded, stored)
 
 
 def open_weights(
@@ -173,7 +173,7 @@ def _freeze_towers(model: PreTrainedModel) -> None:
     )
 
 
-def _checkpoint_dtype(config: PretrainedConfig) -> torch.dtype:
+def checkpoint_dtype(config: PretrainedConfig) -> torch.dtype:
     """The dtype of the stored weights, as config.json says it; float32 where it is silent."""
     stored = config.dtype or config.get_text_config().dtype
     return stored if isinstance(stored, torch.dtype) else getattr(torch, stored or "float32")

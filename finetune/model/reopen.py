@@ -49,7 +49,9 @@ class LiveModel:
     turn_end: int
 
 
-def check_tensors(folder: Path, written: Written, live: LiveModel, trained: bool) -> list[Check]:
+def check_tensors(
+    folder: Path, written: Written, live: LiveModel | None = None, trained: bool = True
+) -> list[Check]:
     """Open every file of weights and hold each tensor against what was gathered from the live model."""
     sums: dict[str, float] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -75,9 +77,13 @@ def check_tensors(folder: Path, written: Written, live: LiveModel, trained: bool
         ),
         _listed("no tensor is empty", empty, "none"),
         _listed("no tensor has NaN or infinity", not_finite, "none"),
-        _listed("tensors equal the trained ones", changed, "checksums equal"),
+        _listed(
+            "tensors equal the trained ones" if live is not None else "tensors equal the merged ones",
+            changed,
+            "checksums equal",
+        ),
     ]
-    if live.start_sums:
+    if live is not None and live.start_sums:
         still = sorted(name for name, start in live.start_sums.items() if trained and sums.get(name) == start)
         moved = len(live.start_sums) - len(still)
         # a matrix that no gradient reached keeps its start; all of lora_B at its start means nothing was
@@ -127,15 +133,15 @@ def open_saved(
     """A fresh load of a saved model: the folder alone, or its adapter on the base model."""
     if adapter.method is Method.full:
         whole = ModelConfig(name_or_path=str(folder), trust_remote_code=model.trust_remote_code)
-        return _on_card(open_weights(model_config(whole), whole, compute, None), device)
+        return on_card(open_weights(model_config(whole), whole, compute, None), device)
     base = open_weights(model_config(model), model, compute, quantization(adapter, compute))
     generation = base.generation_config.from_pretrained(folder)
     opened = PeftModel.from_pretrained(base, str(folder))
     opened.base_model.model.generation_config = generation
-    return opened.eval() if adapter.method is Method.qlora else _on_card(opened, device)
+    return opened.eval() if adapter.method is Method.qlora else on_card(opened, device)
 
 
-def _on_card(model: Any, device: str) -> Any:
+def on_card(model: Any, device: str) -> Any:
     """On this process's card when it has room for the weights and some more, else on the CPU."""
     model = model.eval()
     if device != "cuda":

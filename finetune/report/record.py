@@ -32,6 +32,13 @@ def read_report(run_dir: RunDir) -> dict[str, Any]:
     return content
 
 
+def read_samples(run_dir: RunDir) -> list[dict[str, Any]]:
+    """The first training rows as data.json shows them: `text` and the parts of it that are learnt."""
+    content = json.loads(run_dir.data.read_text(encoding="utf-8")) if run_dir.data.exists() else {}
+    samples: list[dict[str, Any]] = (content.get("train") or {}).get("samples", [])
+    return samples
+
+
 def report_end(run_dir: RunDir, status: str, told: str) -> None:
     """Mark a run as `failed` or `interrupted`, keeping what is known of it."""
     known = read_report(run_dir) if run_dir.report.exists() else {}

@@ -19,7 +19,6 @@ NOT_BUILT = [
     "fetch",
     "evaluate",
     "generate",
-    "merge",
     "report",
     "scale",
 ]

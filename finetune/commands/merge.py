@@ -1,0 +1,64 @@
+"""`finetune merge RUN`: one standalone model folder from a run or an adapter, opened afresh and compared."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from contextlib import redirect_stdout
+from typing import Any
+
+from finetune import hub
+from finetune.config.saved import load_config
+from finetune.errors import Problem, Refusal, UserError
+from finetune.logs import set_up_logging
+from finetune.model.fetch import fetch_model
+from finetune.model.source import Source, find_source
+from finetune.model.target import find_target
+from finetune.report.card import model_card
+from finetune.report.record import read_report, read_samples
+from finetune.words import Words
+
+
+def main(words: Words) -> int:
+    """Merge; returns the exit code."""
+    if len(words.runs) != 1:
+        raise UserError("merge takes one RUN: a run's folder, a saved adapter's, or a model's.")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # tidies up on its way out
+    with redirect_stdout(sys.stderr if "--json" in words.flags else sys.stdout):
+        told = merge(words)
+    if "--json" in words.flags:
+        print(json.dumps(told))
+    return 0
+
+
+def merge(words: Words) -> dict[str, Any]:
+    """Check, write, prove, upload; returns what `--json` prints."""
+    problems: list[Problem] = []
+    source = find_source(words.runs[0], list(words.overrides), problems)
+    dtype, address = words.values.get("--dtype"), words.values.get("--push")
+    target = find_target(source, words.values.get("--to"), dtype, problems)
+    if address is not None:
+        hub.check_push(address, problems)
+    if problems or source is None or target is None:
+        raise Refusal(problems, f"merge {words.runs[0]}")
+    set_up_logging(main=True)
+    fetch_model(source.model)
+    from finetune.model.standalone import write_standalone  # torch: after the checks
+
+    samples = read_samples(source.run) if source.run is not None else []
+    made = write_standalone(source, target, dtype, samples, _card(source, target.name))
+    print(f"done      the model stands alone and is verified: {made.path}", flush=True)
+    pushed = {"pushed": hub.push(made.path, address)} if address is not None else {}
+    return {**made.as_dict(), "method": source.method, **pushed}
+
+
+def _card(source: Source, name: str) -> str:
+    config = load_config(source.run.config) if source.run is not None else None
+    report = read_report(source.run) if source.run is not None and source.run.report.exists() else {}
+    base = (
+        source.model.name_or_path
+        if source.adapter is not None or config is None
+        else config.model.name_or_path
+    )
+    return model_card(name, base, source.base, source.method, config, report)
