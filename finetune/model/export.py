@@ -66,11 +66,10 @@ def save_full(
     """
     written, shards = Written(), _Shards(folder)
     for group in groups or _groups(model):
-        gathered = {name: _gather(tensor, is_main) for name, tensor in group.items()}
+        gathered = {name: _gather(tensor, dtype, is_main) for name, tensor in group.items()}
         if not is_main:
             continue
-        cast = {name: _as_stored(tensor, dtype) for name, tensor in gathered.items()}
-        original = revert_weight_conversion(model, cast)
+        original = revert_weight_conversion(model, gathered)
         original = {name: tensor.contiguous() for name, tensor in original.items()}
         written.note(original)
         shards.add(original)
@@ -84,12 +83,15 @@ def save_adapter(model: PeftModel, folder: Path, dtype: torch.dtype, is_main: bo
     """Write the adapter alone. All ranks call it; rank 0 writes."""
     written = Written()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    gathered = {name: _gather(tensor, is_main) for name, tensor in trained.items()}
+    gathered = {name: _gather(tensor, dtype, is_main) for name, tensor in trained.items()}
     if is_main:
+        # embeddings that are trained are in `modules_to_save`, and not to be saved a second time when resized
         tensors = get_peft_model_state_dict(
-            model, state_dict={n: t for n, t in gathered.items() if t is not None}
+            model,
+            state_dict={n: t for n, t in gathered.items() if t is not None},
+            save_embedding_layers=False,
         )
-        tensors = {name: _as_stored(tensor, dtype).contiguous() for name, tensor in tensors.items()}
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(tensors, folder / "adapter_model.safetensors")
         written.note(tensors)
         config = model.peft_config["default"]
@@ -147,13 +149,16 @@ def _is_persistent(model: torch.nn.Module, name: str) -> bool:
     return buffer not in model.get_submodule(owner)._non_persistent_buffers_set
 
 
-def _gather(tensor: torch.Tensor, keep: bool) -> torch.Tensor | None:
-    """The whole tensor on the CPU of rank 0, from a DTensor (FSDP2), a ZeRO-3 partition, or a plain one."""
+def _gather(tensor: torch.Tensor, dtype: torch.dtype, keep: bool) -> torch.Tensor | None:
+    """The whole tensor as it is stored, on the CPU of rank 0: from a DTensor (FSDP2), a ZeRO-3 partition, or
+    a plain one.
+    """
     with _zero3_gathered(tensor):
         whole = tensor.detach()
         if isinstance(whole, DTensor):
             whole = whole.full_tensor()
-        return whole.to("cpu", copy=True) if keep else None
+        stored = dtype if whole.is_floating_point() else whole.dtype
+        return whole.to("cpu", stored, copy=True) if keep else None
 
 
 def _zero3_gathered(tensor: torch.Tensor) -> AbstractContextManager[None]:
@@ -162,11 +167,6 @@ def _zero3_gathered(tensor: torch.Tensor) -> AbstractContextManager[None]:
     import deepspeed
 
     return deepspeed.zero.GatheredParameters([tensor])
-
-
-def _as_stored(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    assert tensor is not None
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 class _Shards:

@@ -12,6 +12,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from finetune.errors import RunFailed
+
 
 @contextmanager
 def in_float32(model: torch.nn.Module, *, merged: bool = False) -> Iterator[None]:
@@ -38,6 +40,12 @@ def merge_in_float32(tuner: BaseTunerLayer) -> None:
     for parameter in tuner.get_base_layer().parameters(recurse=False):
         parameter.data = parameter.data.float()
     tuner.merge(safe_merge=True)
+    if not tuner.merged:
+        raise RunFailed(f"peft did not merge a layer of the kind {type(tuner).__name__}")
+
+
+_SAME_STORAGE = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+"""What `.data` comes down to: no computation, and the stored tensor itself is meant."""
 
 
 class _InFloat32(TorchDispatchMode):
@@ -45,6 +53,8 @@ class _InFloat32(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _SAME_STORAGE:
+            return func(*args, **kwargs)
         if func is torch.ops.aten.embedding.default:  # rows are picked before they are widened
             return func(*args, **kwargs).float()
         if not func._schema.is_mutable:

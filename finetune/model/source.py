@@ -140,7 +140,7 @@ def _changed(model: ModelConfig, overrides: list[str], problems: list[Problem]) 
             continue
         if accepted is not None:
             model = replace(model, **{accepted[0][1]: accepted[1]})
-    folder = Path(model.name_or_path).expanduser()
+    folder = Path(model.name_or_path or "(none)").expanduser()
     return replace(model, name_or_path=str(folder.absolute())) if folder.is_dir() else model
 
 
@@ -148,9 +148,12 @@ def _check_base(source: Source, problems: list[Problem]) -> None:
     """The base must be here or on a hub within reach, and not stored quantised."""
     name = source.model.name_or_path
     folder = Path(name).expanduser()
-    named = f"the base model {name or '(none is named)'}"
+    named = f"the base model {name}"
     fix = "Give the folder of the base that the adapter was trained on: model.name_or_path=DIR."
-    if folder.is_dir() and name:
+    if not name:
+        where = str(source.folder / "adapter_config.json")
+        problems.append(Problem(where, "it does not say which model the adapter belongs on", fix))
+    elif folder.is_dir():
         config = _read(folder / "config.json")
         weights = _weights(folder) or list(folder.glob("*.gguf"))
         if not weights or (config is None and source.model.gguf_file is None):

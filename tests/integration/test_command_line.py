@@ -143,3 +143,18 @@ def test_a_value_arrives_in_the_workers_as_it_was_typed(tmp_path: Path) -> None:
     assert str(folder) in (done.path / "data.json").read_text(encoding="utf-8").encode().decode(
         "unicode_escape"
     )
+
+
+def test_the_help_of_a_verb_lists_its_own_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    from finetune.cli import main
+
+    shown = {}
+    for verb in ("merge", "train", "prepare"):
+        assert main([verb, "--help"]) == 0
+        shown[verb] = capsys.readouterr().out
+    assert {verb: ("--to" in text, "--dry-run" in text) for verb, text in shown.items()} == {
+        "merge": (True, False),
+        "train": (False, True),
+        "prepare": (False, False),
+    }
+    assert "usage: python -m finetune merge RUN" in shown["merge"]
