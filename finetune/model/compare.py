@@ -134,4 +134,5 @@ def same_answer(
         f"{text}, and {says}: they part at token {step + 1}, where the source's logits are {gap:.2g} apart"
     )
     allowed = 2 * ALLOWED[rounded_to] * logits.abs().max().item()  # each of the two may be off
-    return Check(name, gap <= allowed, f"{detail}, allowed {allowed:.2g}")
+    within = "the greedy answer parts from the source's within rounding"
+    return Check(within, gap <= allowed, f"{detail}, allowed {allowed:.2g}")
