@@ -9,14 +9,13 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from finetune import hub
-from finetune.config.saved import load_config
 from finetune.errors import Problem, Refusal, UserError
 from finetune.logs import set_up_logging
 from finetune.model.fetch import fetch_model
-from finetune.model.source import Source, find_source
+from finetune.model.source import find_source
 from finetune.model.target import find_target
-from finetune.report.card import model_card
-from finetune.report.record import read_report, read_samples
+from finetune.report.card import card_of
+from finetune.report.record import read_samples
 from finetune.words import Words
 
 
@@ -47,18 +46,7 @@ def merge(words: Words) -> dict[str, Any]:
     from finetune.model.standalone import write_standalone  # torch: after the checks
 
     samples = read_samples(source.run) if source.run is not None else []
-    made = write_standalone(source, target, dtype, samples, _card(source, target.name))
+    made = write_standalone(source, target, dtype, samples, card_of(source, target.name))
     print(f"done      the model stands alone and is verified: {made.path}", flush=True)
     pushed = {"pushed": hub.push(made.path, address)} if address is not None else {}
     return {**made.as_dict(), "method": source.method, **pushed}
-
-
-def _card(source: Source, name: str) -> str:
-    config = load_config(source.run.config) if source.run is not None else None
-    report = read_report(source.run) if source.run is not None and source.run.report.exists() else {}
-    base = (
-        source.model.name_or_path
-        if source.adapter is not None or config is None
-        else config.model.name_or_path
-    )
-    return model_card(name, base, source.base, source.method, config, report)

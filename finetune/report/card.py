@@ -7,7 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from finetune import hub
+from finetune.config.saved import load_config
 from finetune.config.schema import RunConfig
+from finetune.model.source import Source
+from finetune.report.record import read_report
+
+
+def card_of(source: Source, name: str) -> str:
+    """The card for what is merged from `source`, with what its run knows."""
+    config = load_config(source.run.config) if source.run is not None else None
+    report = read_report(source.run) if source.run is not None and source.run.report.exists() else {}
+    base = source.model.name_or_path
+    if source.adapter is None and config is not None:
+        base = config.model.name_or_path
+    folder = Path(base) if Path(base).is_dir() else source.base
+    return model_card(name, base, folder, source.method, config, report)
 
 
 def model_card(
