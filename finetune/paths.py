@@ -69,6 +69,11 @@ class RunDir:
         return self.path / "model-failed-checks"
 
     @property
+    def save_now(self) -> Path:
+        """A file that somebody makes to have a checkpoint saved after the running step."""
+        return self.path / "SAVE_NOW"
+
+    @property
     def resume(self) -> Path:
         """Which checkpoint the workers go on from; absent in a run that starts at step 0."""
         return self.path / "resume.json"

@@ -11,7 +11,13 @@ from finetune.config.case import Case
 from finetune.config.devices import Devices
 from finetune.config.precision import resolve_precision
 from finetune.config.ranges import out_of_range
-from finetune.config.rules_launch import check_launch, choose_device, choose_processes, choose_strategy
+from finetune.config.rules_launch import (
+    check_launch,
+    choose_device,
+    choose_processes,
+    choose_stop,
+    choose_strategy,
+)
 from finetune.config.rules_model import (
     check_adapter,
     check_lengths,
@@ -52,6 +58,8 @@ class RunFacts:
     """Positions of the model after `model.rope_scaling`; null: not known before it is fetched."""
     notes: tuple[str, ...]
     """What the person should be told."""
+    stop_at: float | None = None
+    """When the run has to have ended, in seconds since 1970."""
 
     @property
     def lines(self) -> list[str]:
@@ -128,6 +136,7 @@ def _judge(
     check_trainer(case, batch)
     check_data(case)
     check_tracking(case)
+    stop_at = choose_stop(case)
     facts = RunFacts(
         requested_strategy=config.distributed.strategy,
         strategy=case.strategy,
@@ -141,5 +150,6 @@ def _judge(
         learning_rate=rate.value,
         positions=effective_positions(config.model, model),
         notes=(*precision.notes, *(n for n in (rate.line, rate.advice) if n), *case.notes),
+        stop_at=stop_at,
     )
     return facts, case.problems

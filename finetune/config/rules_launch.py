@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from datetime import datetime
 
 from finetune.config.case import DEEPSPEED, FSDP, Case
+from finetune.config.moments import moment
 from finetune.config.packages import installed
 from finetune.config.schema import Device, Strategy
 
@@ -58,6 +60,20 @@ def choose_processes(case: Case) -> int:
     if case.device == "cpu" and wanted > devices.cpu_cores:
         case.notes.append(f"{wanted} processes share {devices.cpu_cores} CPU cores")
     return wanted
+
+
+def choose_stop(case: Case) -> float | None:
+    """When the run has to have ended, in seconds since 1970."""
+    text = case.config.checkpoint.stop_at
+    if text is None:
+        return None
+    try:
+        stop = moment(text, datetime.now().astimezone())
+    except ValueError as error:
+        case.refuse(f"checkpoint.stop_at={text}", str(error))
+        return None
+    case.notes.append(f"the run saves and ends before {stop:%Y-%m-%d %H:%M:%S %Z} (checkpoint.stop_at)")
+    return stop.timestamp()
 
 
 def choose_strategy(case: Case) -> Strategy:

@@ -320,6 +320,22 @@ class CheckpointConfig:
     """
     allow_changes: list[str] = field(default_factory=list)
     """Keys that may differ from the run that is resumed."""
+    stop_at: str | None = None
+    """When the machine goes: `2h30m` from now, or a moment (`2030-01-31T18:00`). A checkpoint is saved in
+    time before it, and the run ends as interrupted, with exit code 143.
+    """
+
+
+@dataclass(kw_only=True, slots=True)
+class HooksConfig:
+    """Shell commands of yours at the end of a run; they find FINETUNE_RUN_DIR, _STATUS, _EXIT_CODE, _STEPS,
+    _LOSS and _MODEL in their environment, and may take ten minutes.
+    """
+
+    on_end: str | None = None
+    """After a run whose model is saved and verified."""
+    on_failure: str | None = None
+    """After a run that failed or was stopped."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -346,4 +362,5 @@ class RunConfig:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    hooks: HooksConfig = field(default_factory=HooksConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

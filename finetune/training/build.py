@@ -47,7 +47,7 @@ def build_trainer(
         ProveBeforeStepOne(trainer, config, facts, report),
         Record(report.run_dir),
         StepLine(),
-        Checkpoints(config.checkpoint),
+        Checkpoints(config.checkpoint, report.run_dir, facts.stop_at, stop),
         stop,
     ):
         trainer.add_callback(callback)

@@ -22,6 +22,12 @@ log = logging.getLogger(__name__)
 SAME_SIGNAL_SECONDS = 1.0
 """Within this time a second signal is taken for the first one, arriving by another way."""
 
+NOTHING, SAVE, STOP = 0, 1, 2
+"""What rank 0 wants of all ranks."""
+
+FIRST_SAVE_SECONDS, SAFETY = 60.0, 2.0
+"""What a save is taken to last before the first one; how many of them are left in time before `stop_at`."""
+
 STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 
 
@@ -102,22 +108,56 @@ class Counters(TrainerCallback):
 
 
 class Checkpoints(TrainerCallback):
-    """Asks for a checkpoint by time, by steps and at the end; all ranks agree by rank 0's clock."""
+    """Asks for a checkpoint by time, by steps, on demand and at the end, and stops the run in time.
 
-    def __init__(self, checkpoint: CheckpointConfig) -> None:
+    All ranks agree by rank 0's clock and by what it finds: the file `SAVE_NOW` in the run's folder, or that
+    `checkpoint.stop_at` is so near that one more step and a save would not fit.
+    """
+
+    def __init__(
+        self, checkpoint: CheckpointConfig, run_dir: RunDir, stop_at: float | None, stop: StopSignals
+    ) -> None:
         self.checkpoint = checkpoint
-        self.last = time.monotonic()
+        self.run_dir = run_dir
+        self.stop_at = stop_at
+        self.stop = stop
+        self.last = self.step_began = time.monotonic()
+        left = stop_at - time.time() if stop_at is not None else 0.0
+        self.save_seconds = min(FIRST_SAVE_SECONDS, left / 5)
+        """The longest save so far; before the first one a guess."""
+        self.step_seconds = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.step_began = time.monotonic()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        now = time.monotonic()
+        self.step_seconds = max(self.step_seconds, now - self.step_began)
         every = self.checkpoint.every_steps
         due = every is not None and state.global_step % every == 0
-        minutes = self.checkpoint.every_minutes
-        if minutes is not None:
-            late = args.process_index == 0 and time.monotonic() - self.last >= minutes * 60
-            due = bool(any_rank(int(due or late)))
-        if due or state.global_step >= state.max_steps:
+        wanted = any_rank(self._wanted(now) if args.process_index == 0 else NOTHING)
+        if wanted == STOP and state.global_step < state.max_steps:
+            self.stop.received = signal.SIGTERM
+            log.info("stop_at: saving a checkpoint, then ending")
+        if due or wanted != NOTHING or state.global_step >= state.max_steps:
             control.should_save = True
             self.last = time.monotonic()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.save_seconds = max(self.save_seconds, time.monotonic() - self.last)
+
+    def _wanted(self, now: float) -> int:
+        if self.stop_at is not None:
+            needed = self.step_seconds + SAFETY * self.save_seconds
+            if time.time() + needed >= self.stop_at:
+                return STOP
+        minutes = self.checkpoint.every_minutes
+        asked = self.run_dir.save_now.exists()
+        if asked:
+            self.run_dir.save_now.unlink(missing_ok=True)
+            log.info("SAVE_NOW: saving a checkpoint")
+        late = minutes is not None and now - self.last >= minutes * 60
+        return SAVE if asked or late else NOTHING
 
 
 class StopSignals(TrainerCallback):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from finetune.config.saved import load_config
 from finetune.distributed.outer import OuterLaunch
 from finetune.distributed.world import MainFailed, current_world, on_main_first
 from finetune.errors import UserError
 from finetune.logs import set_up_logging
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
+from finetune.training.hooks import run_hook
 from finetune.training.prepare import freed_when_refused, prepare_rows
 from finetune.training.process import Terminal, end, guarded, keep_output
 from finetune.training.start import check_run, open_run
 from finetune.training.supervise import found_to_resume
 from finetune.training.worker import run
+
+log = logging.getLogger(__name__)
 
 
 def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -> NoReturn:
@@ -29,6 +34,8 @@ def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -
     terminal = keep_output(run_dir, world.rank)
     set_up_logging(main=world.is_main)
     code = guarded(run_dir, world.rank, run)
+    if world.is_main:
+        run_hook(load_config(run_dir.config).hooks, run_dir, code, log.info)
     if code != 0 and not world.is_main:
         _tell(terminal, run_dir, world.rank)
     end(code)

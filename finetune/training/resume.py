@@ -15,12 +15,13 @@ from finetune.config.facts import load_facts
 from finetune.config.rules import RunFacts
 from finetune.config.saved import load_config
 from finetune.config.schema import RunConfig
+from finetune.config.strategy import TRAITS, Engine
 from finetune.errors import Problem, Refusal, refuse
 from finetune.paths import RunDir
 from finetune.training.checkpoint import NAME, Found, damage, newest_whole, step_of
 
 HARMLESS = (
-    *("checkpoint", "tracking", "launch", "run_name", "output_dir", "data.num_proc", "plan", "hooks"),
+    *("checkpoint", "tracking", "launch", "run_name", "output_dir", "data.num_proc", "hooks"),
     *("trainer.logging", "trainer.eval", "trainer.per_device_eval_batch_size", "trainer.dataloader"),
     *("trainer.per_device_train_batch_size", "trainer.gradient_accumulation_steps"),
     "trainer.global_batch_size",
@@ -61,13 +62,13 @@ def find_resume(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> Resume |
 
 
 def compare(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> tuple[list[Problem], tuple[str, ...]]:
-    """Differences between a run as it was and as it is asked for: those that matter, and harmless ones."""
+    """Differences between a run as it was and as it is asked for: what matters, and what does not."""
     old_config, old_facts = load_config(run_dir.config), load_facts(run_dir.facts)
     old, new = dict(_leaves(old_config)), dict(_leaves(config))
     problems, harmless = [], []
     for key in sorted({*old, *new}):
         before, after = old.get(key), new.get(key)
-        if before == after:
+        if before == after or key == "distributed.strategy":  # what it came to is compared below
             continue
         if key.startswith(HARMLESS):
             harmless.append(f"{key}: {before} -> {after}")
@@ -77,13 +78,30 @@ def compare(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> tuple[list[P
             problems.append(Problem(f"{key}={after}", why, fix))
     for what, was, now in (
         ("global batch", old_facts.batch.global_size, facts.batch.global_size),
-        ("number of processes", old_facts.num_processes, facts.num_processes),
-        ("strategy", old_facts.strategy.value, facts.strategy.value),
         ("precision", old_facts.precision, facts.precision),
     ):
         if was != now:
             problems.append(Problem(f"{what} {now}", f"the run was begun with {was}", "Take the old one."))
+    was, now = _world(old_facts), _world(facts)
+    if was != now and _elastic(old_facts) is not None and _elastic(old_facts) == _elastic(facts):
+        harmless.append(f"{was} -> {now} (random numbers, which dropout alone uses, start anew)")
+    elif was != now:
+        fix = (
+            "Take the old ones: only single and ddp, and fsdp on other numbers of processes, may take turns."
+        )
+        problems.append(Problem(now, f"the run was begun with {was}", fix))
     return problems, tuple(harmless)
+
+
+def _world(facts: RunFacts) -> str:
+    return f"{facts.strategy.value} on {facts.num_processes} process{'es' * (facts.num_processes > 1)}"
+
+
+def _elastic(facts: RunFacts) -> str | None:
+    """Runs of one kind read each other's checkpoints on any number of processes; None: they do not."""
+    engine = TRAITS[facts.strategy].engine
+    kinds = {Engine.none: "plain", Engine.ddp: "plain", Engine.fsdp2: facts.strategy.value}
+    return kinds.get(engine)
 
 
 def take_up(resume: Resume) -> None:

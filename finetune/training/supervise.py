@@ -9,11 +9,13 @@ from pathlib import Path
 
 from finetune.config.facts import load_facts
 from finetune.config.saved import load_config
+from finetune.config.schema import HooksConfig
 from finetune.distributed.launch import Ended, Workers
 from finetune.errors import RunFailed, UserError
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
 from finetune.report.record import report_end
+from finetune.training.hooks import run_hook
 from finetune.training.prepare import freed_when_refused, prepare_rows, refuse_other_rows
 from finetune.training.resume import NEVER, Resume, resume_lines
 from finetune.training.start import CheckedRun, open_run, to_resume
@@ -37,10 +39,11 @@ def start_and_wait(
         raise
     except (Exception, SystemExit) as error:
         report_end(run_dir, "interrupted" if isinstance(error, SystemExit) else "failed", str(error))
+        run_hook(run.config.hooks, run_dir, 1, say)
         raise
     if ended.exit_code != 0 and not ended.told and not run_dir.report.exists():
         report_end(run_dir, "interrupted", "stopped before the first step")
-    return run_dir, _told(run_dir, ended)
+    return run_dir, _ended_with_hook(run.config.hooks, run_dir, ended, say)
 
 
 def start_detached(run: CheckedRun, say: Say, resume: Resume | None = None) -> RunDir:
@@ -77,6 +80,14 @@ def found_to_resume(run: CheckedRun, say: Say) -> Resume | None:
     return resume
 
 
+def _ended_with_hook(hooks: HooksConfig, run_dir: RunDir, ended: Ended, say: Say) -> Ended:
+    """How the run ended, after the user's command for it."""
+    try:
+        return _told(run_dir, ended)
+    finally:
+        run_hook(hooks, run_dir, ended.exit_code, say)
+
+
 def _told(run_dir: RunDir, ended: Ended) -> Ended:
     if not ended.told:
         return ended
@@ -92,10 +103,14 @@ def _continue_detached(path: str) -> int:
     with Workers(run_dir, facts, config.launch) as workers:
         ended = workers.wait()
     try:
-        return _told(run_dir, ended).exit_code
+        return _ended_with_hook(config.hooks, run_dir, ended, _to_log).exit_code
     except RunFailed as failed:
         sys.stderr.write(f"{failed}\n")
         return failed.exit_code
+
+
+def _to_log(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.front_door import Outcome, in_world
+from tests.distributed.test_parity import movement_difference
+from tests.front_door import Outcome, in_world, relative_difference
 
 STEPS, AT = 7, 3
 STRATEGIES = ["ddp", "fsdp", "fsdp_offload", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
@@ -39,16 +41,23 @@ CASES = {
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Outcome, Outcome]]:
     """Each case straight, and gone on with from step 3 in a folder as a crash would have left it."""
     at = tmp_path_factory.mktemp("resume")
-    straight = in_world(CASES, 2, at)
-    for name, outcome in straight.items():
+    return resumed_from(in_world(CASES, 2, at), CASES, 2, at)
+
+
+def resumed_from(
+    straight: dict[str, Outcome], cases: dict[str, list[str]], processes: int, at: Path
+) -> dict[str, tuple[Outcome, Outcome]]:
+    for name in cases:
         interrupted = at / "runs" / f"{name}-resumed"
-        shutil.copytree(outcome.path, interrupted, ignore=shutil.ignore_patterns("model", "report.json"))
+        shutil.copytree(
+            straight[name].path, interrupted, ignore=shutil.ignore_patterns("model", "report.json")
+        )
         for folder in (interrupted / "checkpoints").iterdir():
             if int(folder.name.split("-")[1]) > AT:
                 shutil.rmtree(folder)
-    again = {f"{name}-resumed": [*case, "checkpoint.resume=auto"] for name, case in CASES.items()}
-    resumed = in_world(again, 2, at)
-    return {name: (straight[name], resumed[f"{name}-resumed"]) for name in CASES}
+    again = {f"{name}-resumed": [*case, "checkpoint.resume=auto"] for name, case in cases.items()}
+    resumed = in_world(again, processes, at)
+    return {name: (straight[name], resumed[f"{name}-resumed"]) for name in cases}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -80,3 +89,27 @@ def test_a_checkpoint_holds_no_base_weights_and_no_arguments(
             words = sum(entry["bytes"] for file, entry in files.items() if "token" in file)
             size = sum(entry["bytes"] for entry in files.values()) - words
             assert size < 4 * trained + 2 * trained + 200_000, name  # adapter, and its two moments
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_another_number_of_processes_goes_on_alike(
+    before: int, after: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    at = tmp_path_factory.mktemp("elastic")
+    plain = {1: "single", 2: "ddp"}
+    methods = {"plain": "lora", "fsdp": "full"}
+
+    def cases(processes: int) -> dict[str, list[str]]:
+        strategies = {"plain": plain[processes], "fsdp": "fsdp"}
+        return {name: words(method, strategies[name]) for name, method in methods.items()}
+
+    outcomes = resumed_from(in_world(cases(before), before, at), cases(after), after, at)
+    for name, (straight, resumed) in outcomes.items():
+        assert straight.report["num_processes"]["actual"] == before
+        assert resumed.report["num_processes"]["actual"] == after
+        assert resumed.report["strategy"]["actual"] == (plain[after] if name == "plain" else "fsdp")
+        assert len(resumed.losses) == STEPS
+        assert relative_difference(resumed.losses, straight.losses) <= 1e-5
+        norms = ([step["grad_norm"] for step in outcome.steps] for outcome in (resumed, straight))
+        assert relative_difference(*norms) <= 1e-4
+        assert movement_difference(resumed, straight) <= 1e-3

@@ -1,0 +1,60 @@
+"""The user's own commands at the end of a run: stop the rented machine, send a message."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+from finetune.config.schema import HooksConfig
+from finetune.paths import RunDir
+
+TIMEOUT_SECONDS = 600
+
+
+def run_hook(hooks: HooksConfig, run_dir: RunDir, exit_code: int, say: Callable[[str], None]) -> None:
+    """Run `on_end` after a run that ended well, `on_failure` after any other; its failure is only told."""
+    name, command = ("on_end", hooks.on_end) if exit_code == 0 else ("on_failure", hooks.on_failure)
+    if command is None:
+        return
+    say(f"hook      {name}: {command}")
+    try:
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=run_dir.path,
+            env={**os.environ, **_facts(run_dir, exit_code)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        say(f"WARNING   hooks.{name} was ended after {TIMEOUT_SECONDS} s")
+        return
+    for line in (done.stdout + done.stderr).splitlines():
+        say(f"          {line}")
+    if done.returncode != 0:
+        say(f"WARNING   hooks.{name} failed with exit code {done.returncode}; the run's own result stands")
+
+
+def _facts(run_dir: RunDir, exit_code: int) -> dict[str, str]:
+    """What the command is told, in its environment."""
+    report: dict[str, Any] = {}
+    if run_dir.report.exists():
+        report = json.loads(run_dir.report.read_text(encoding="utf-8"))
+    loss = (report.get("loss") or {}).get("last")
+    facts = {
+        "RUN_DIR": run_dir.path,
+        "RUN_NAME": run_dir.path.name,
+        "EXIT_CODE": exit_code,
+        "STATUS": report.get("status", "failed"),
+        "STEPS": report.get("steps", 0),
+        "LOSS": "" if loss is None else loss,
+        "MODEL": report.get("model_path") or "",
+    }
+    return {f"FINETUNE_{name}": str(value) for name, value in facts.items()}
