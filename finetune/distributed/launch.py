@@ -117,6 +117,9 @@ class Workers:
             return Ended(0)
         if self.received:
             return Ended(128 + self.received)
+        stopped = stopped_by_itself(self.run_dir)
+        if stopped is not None:
+            return Ended(stopped)
         rank, why = silent_death(self.run_dir.launcher_log)
         return Ended(1, rank, why)
 
@@ -139,6 +142,14 @@ class Workers:
         for process in workers:
             with _Gone():
                 process.send_signal(number)
+
+
+def stopped_by_itself(run_dir: RunDir) -> int | None:
+    """The exit code of a run that saved and ended before its machine goes (`checkpoint.stop_at`)."""
+    if not run_dir.report.exists():
+        return None
+    report = json.loads(run_dir.report.read_text(encoding="utf-8"))
+    return report.get("exit_code") if report.get("status") == "interrupted" else None
 
 
 def accelerate_command(run_dir: RunDir, facts: RunFacts, launch: LaunchConfig) -> list[str]:

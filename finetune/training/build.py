@@ -54,8 +54,10 @@ def build_trainer(
     return trainer
 
 
-def record_training(report: Report, trainer: RunTrainer, facts: RunFacts, *, interrupted: bool) -> None:
-    """Add what the training came to; every rank calls it, rank 0 writes."""
+def record_training(report: Report, trainer: RunTrainer, facts: RunFacts, stopped_by: int) -> None:
+    """Add what the training came to, and the signal that it was stopped by; every rank calls it, rank 0
+    writes.
+    """
     memory = gather_objects(peak_memory_bytes(facts.device))
     if trainer.args.process_index != 0:
         return
@@ -64,7 +66,9 @@ def record_training(report: Report, trainer: RunTrainer, facts: RunFacts, *, int
         memory={"measured_bytes": memory},
         highest_learning_rate=trainer.highest_rate,
     )
-    report.update(status="interrupted" if interrupted else "failed")  # until the saved model is verified
+    report.update(status="failed")  # until the saved model is verified
+    if stopped_by:
+        report.update(status="interrupted", exit_code=128 + stopped_by)
     report.write()
 
 

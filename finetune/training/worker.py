@@ -59,7 +59,7 @@ def train(
         start = adapter_sums(model, loaded.checkpoint_dtype)
         trainer = build_trainer(arguments, model, tokenizer, rows, config, facts, report, stop)
         trainer.train(resume_from_checkpoint=checkpoint_to_resume(run_dir))
-        record_training(report, trainer, facts, interrupted=bool(stop.agreed))
+        record_training(report, trainer, facts, stop.agreed)
         if stop.agreed:
             log.info(
                 "stopped   after step %d; checkpoint: %s", trainer.state.global_step, run_dir.checkpoints
