@@ -85,8 +85,8 @@ def train(*overrides: str, say: Callable[[str], None] = print) -> Run:
         from finetune.training.worker import run as run_worker
 
         set_up_logging(main=current_world().is_main)
-        run_dir = open_together(list(overrides), outer, say)
-        code = run_worker(run_dir)
+        run_dir, completed = open_together(list(overrides), outer, say)
+        code = 0 if completed else run_worker(run_dir)
     else:
         from finetune.training.supervise import found_to_resume, start_and_wait
 

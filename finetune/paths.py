@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,13 @@ def assets() -> Path:
 def embedded(name: str = "") -> Path:
     """A file or folder that ships inside the package: the tiny model, its data sets."""
     return PACKAGE / "embedded" / name
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place and rename it: nobody reads half of it, the old one stays until then."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,11 @@ class RunDir:
     def failed_model(self) -> Path:
         """What did not pass its checks."""
         return self.path / "model-failed-checks"
+
+    @property
+    def lock(self) -> Path:
+        """Held by whoever writes to this folder."""
+        return self.path / ".lock"
 
     @property
     def save_now(self) -> Path:

@@ -9,10 +9,11 @@ from pathlib import Path
 from finetune.config.batch import Batch
 from finetune.config.rules import RunFacts
 from finetune.config.schema import Strategy
+from finetune.paths import write_whole
 
 
 def save_facts(facts: RunFacts, path: Path) -> None:
-    path.write_text(json.dumps(asdict(facts), indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(asdict(facts), indent=2) + "\n")
 
 
 def load_facts(path: Path) -> RunFacts:

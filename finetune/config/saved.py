@@ -16,7 +16,7 @@ from finetune.config.keys import run_config_class
 from finetune.config.schema import RunConfig
 from finetune.config.values import Checker, escaped
 from finetune.errors import Refusal, refuse
-from finetune.paths import embedded
+from finetune.paths import embedded, write_whole
 
 HEADER = "# Everything this run was given, resolved. Repeat it: python -m finetune recipe=THIS_FILE\n"
 
@@ -24,7 +24,7 @@ HEADER = "# Everything this run was given, resolved. Repeat it: python -m finetu
 def save_config(config: RunConfig, path: Path) -> None:
     """Write every key; the file can be loaded, and used as `recipe=PATH`."""
     body = OmegaConf.to_yaml(OmegaConf.create(_plain(dataclasses.asdict(config))))
-    path.write_text(HEADER + body, encoding="utf-8")
+    write_whole(path, HEADER + body)
 
 
 def load_config(path: Path) -> RunConfig:

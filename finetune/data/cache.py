@@ -72,6 +72,11 @@ def cache_folder(root: Path, parts: Parts) -> Path:
     return root / "data" / key
 
 
+def row_keys(prepared: dict[str, str | None]) -> list[str | None]:
+    """Which rows prepared files hold: the names of their folders, wherever the cache is."""
+    return [path and Path(path).parent.name for path in prepared.values()]
+
+
 def stored(folder: Path) -> dict[str, Any] | None:
     """What was said about the prepared data in this folder; None if there is none, or it is not whole."""
     try:

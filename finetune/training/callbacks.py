@@ -137,7 +137,7 @@ class Checkpoints(TrainerCallback):
         due = every is not None and state.global_step % every == 0
         wanted = any_rank(self._wanted(now) if args.process_index == 0 else NOTHING)
         if wanted == STOP and state.global_step < state.max_steps:
-            self.stop.received = signal.SIGTERM
+            self.stop.in_time = signal.SIGTERM
             log.info("stop_at: saving a checkpoint, then ending")
         if due or wanted != NOTHING or state.global_step >= state.max_steps:
             control.should_save = True
@@ -171,6 +171,8 @@ class StopSignals(TrainerCallback):
 
     def __init__(self) -> None:
         self.received = 0
+        self.in_time = 0
+        """The signal as which the run ends because its machine goes soon."""
         self.agreed = 0
         """The signal that all ranks stop for; 0: none."""
         self.training = False
@@ -191,10 +193,15 @@ class StopSignals(TrainerCallback):
         self.training = True
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.agreed = any_rank(self.received)
+        self.agreed = any_rank(self.received or self.in_time)
         if self.agreed:
             control.should_save = True
             control.should_training_stop = True
+            control.should_evaluate = False
+
+    def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        if self.agreed:
+            control.should_evaluate = False
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.training = False

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from finetune.paths import RunDir
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+ASIDE = ".aside-"
 NAME = re.compile(r"checkpoint-(\d+)")
 UNWANTED = ("training_args.bin",)
 """Upstream writes every argument there, a hub token in clear among them; nothing here reads it."""
@@ -36,6 +38,23 @@ class Found:
     skipped: tuple[str, ...] = ()
 
 
+def missing_part(files: Iterable[str], num_processes: int) -> str:
+    """Which part of a resumable state is not among the files: upstream goes on without most in silence."""
+    names = list(files)
+    random_numbers = [f"rng_state_{rank}.pth" for rank in range(num_processes)]
+    parts = {
+        "the state of the trainer": ("trainer_state.json",),
+        "the weights": (".safetensors", "pytorch_model_fsdp_0/", "global_step"),
+        "the optimizer": ("optimizer.pt", "optimizer_0/", "global_step"),
+        "the schedule": ("scheduler.pt", "global_step"),
+        **{name: (name if num_processes > 1 else "rng_state.pth",) for name in random_numbers},
+    }
+    lost = [
+        part for part, signs in parts.items() if not any(sign in name for sign in signs for name in names)
+    ]
+    return ", ".join(lost)
+
+
 def seal(folder: Path, step: int, about: dict[str, Any]) -> int:
     """List every file with its size and checksum, and bring all of it to the disk; returns the bytes.
 
@@ -48,6 +67,9 @@ def seal(folder: Path, step: int, about: dict[str, Any]) -> int:
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
         files[str(file.relative_to(folder))] = {"bytes": file.stat().st_size, "xxh3": checksum(file)}
+    lost = missing_part(files, about["num_processes"])
+    if lost:
+        raise OSError(f"the libraries have not written {lost}")
     manifest = folder / MANIFEST
     with manifest.open("w", encoding="utf-8") as stream:
         json.dump({"step": step, **about, "files": files}, stream, indent=2)
@@ -64,11 +86,12 @@ def checksum(file: Path) -> str:
     return digest.hexdigest()
 
 
-def checkpoint_to_resume(run_dir: RunDir) -> str | None:
-    """The checkpoint that the parent has chosen for this run."""
+def checkpoint_to_resume(run_dir: RunDir) -> tuple[str | None, int]:
+    """The checkpoint that the parent has chosen for this run, and its step."""
     if not run_dir.resume.exists():
-        return None
-    return str(json.loads(run_dir.resume.read_text(encoding="utf-8"))["checkpoint"])
+        return None, 0
+    chosen = json.loads(run_dir.resume.read_text(encoding="utf-8"))
+    return chosen["checkpoint"], chosen["step"]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -80,11 +103,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def damage(folder: Path) -> str:
     """What is wrong with a checkpoint, in words; empty when it is whole."""
     try:
-        files = read_manifest(folder)["files"]
+        manifest = read_manifest(folder)
+        files, lost = manifest["files"], missing_part(manifest["files"], manifest["num_processes"])
     except FileNotFoundError:
         return f"it has no {MANIFEST}: the save was not finished"
     except (OSError, ValueError, KeyError) as error:
         return f"its {MANIFEST} cannot be read: {error}"
+    if lost:
+        return f"{lost} is not in it"
     for name, entry in files.items():
         file = folder / name
         if not file.is_file():
@@ -126,25 +152,34 @@ def publish(beside: Path, checkpoints: Path, step: int, keep: int, about: dict[s
     try:
         size = seal(written, step, about)
         if target.exists():
-            shutil.rmtree(target)  # the same step, saved again after a resume
+            set_aside(target)  # the same step, saved again after a resume
         written.rename(target)
         _bring_to_disk(checkpoints)
     except OSError as error:
         raise cannot_write(checkpoints, error) from error
     shutil.rmtree(beside, ignore_errors=True)
-    for old in numbered(checkpoints)[:-keep]:
-        shutil.rmtree(old)
+    others = [path for path in numbered(checkpoints) if path != target]
+    over = others[: max(0, len(others) - keep + 1)]
+    for old in [*over, *checkpoints.glob(f"{ASIDE}*")]:
+        try:
+            shutil.rmtree(old)
+        except OSError as error:
+            log.warning("an old checkpoint cannot be removed: %s: %s", old, error.strerror)
     seconds = time.perf_counter() - started
     log.info("saved     %s (%.1f MB, sealed in %.1f s)", target, size / 1e6, seconds)
 
 
-def cannot_write(checkpoints: Path, error: OSError) -> RunFailed:
+def set_aside(folder: Path) -> None:
+    """Take a checkpoint out of sight; the next one that is published removes it."""
+    folder.rename(folder.with_name(f"{ASIDE}{folder.name}-{time.time_ns()}"))
+
+
+def cannot_write(checkpoints: Path, error: Exception) -> RunFailed:
     """The failure of a save, with what is left."""
     left = numbered(checkpoints)
     last = f"The last whole one is {left[-1]}." if left else "There is no earlier one."
-    return RunFailed(
-        f"a checkpoint could not be written to {checkpoints}: {error.strerror or error}\n  {last}"
-    )
+    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return RunFailed(f"a checkpoint could not be written to {checkpoints}: {why}\n  {last}")
 
 
 def _bring_to_disk(folder: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from finetune.config.schema import HooksConfig
@@ -21,32 +23,39 @@ def run_hook(hooks: HooksConfig, run_dir: RunDir, exit_code: int, say: Callable[
         return
     say(f"hook      {name}: {command}")
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
             shell=True,
             cwd=run_dir.path,
             env={**os.environ, **_facts(run_dir, exit_code)},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=TIMEOUT_SECONDS,
-            check=False,
+            start_new_session=True,  # what ends the run does not end it, and it can be ended whole
         )
-    except subprocess.TimeoutExpired:
-        say(f"WARNING   hooks.{name} was ended after {TIMEOUT_SECONDS} s")
+    except OSError as error:
+        say(f"WARNING   hooks.{name} could not be started: {error}; the run's own result stands")
         return
-    for line in (done.stdout + done.stderr).splitlines():
+    try:
+        printed, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        say(f"WARNING   hooks.{name} was ended after {TIMEOUT_SECONDS} s; the run's own result stands")
+        return
+    for line in printed.splitlines():
         say(f"          {line}")
-    if done.returncode != 0:
-        say(f"WARNING   hooks.{name} failed with exit code {done.returncode}; the run's own result stands")
+    if process.returncode != 0:
+        say(f"WARNING   hooks.{name} failed with exit code {process.returncode}; the run's own result stands")
 
 
 def _facts(run_dir: RunDir, exit_code: int) -> dict[str, str]:
     """What the command is told, in its environment."""
     report: dict[str, Any] = {}
     if run_dir.report.exists():
-        report = json.loads(run_dir.report.read_text(encoding="utf-8"))
+        with suppress(ValueError):
+            report = json.loads(run_dir.report.read_text(encoding="utf-8"))
     loss = (report.get("loss") or {}).get("last")
     facts = {
         "RUN_DIR": run_dir.path,

@@ -10,7 +10,6 @@ from typing import NoReturn
 from finetune.config.saved import load_config
 from finetune.distributed.outer import OuterLaunch
 from finetune.distributed.world import MainFailed, current_world, on_main_first
-from finetune.errors import UserError
 from finetune.logs import set_up_logging
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
@@ -23,14 +22,18 @@ from finetune.training.worker import run
 
 log = logging.getLogger(__name__)
 
+COMPLETED = "completed:"
+
 
 def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -> NoReturn:
     """Run as one rank of an outer launcher's world, for as long as the process lives."""
     world = current_world()
     try:
-        run_dir = open_together(overrides, outer, say)
+        run_dir, completed = open_together(overrides, outer, say)
     except MainFailed as failed:
         end(failed.exit_code)
+    if completed:
+        end(0)
     terminal = keep_output(run_dir, world.rank)
     set_up_logging(main=world.is_main)
     code = guarded(run_dir, world.rank, run)
@@ -41,9 +44,11 @@ def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -
     end(code)
 
 
-def open_together(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -> RunDir:
-    """Check, open and prepare on rank 0 while the others wait, with no collective open; the folder on every
-    rank.
+def open_together(
+    overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]
+) -> tuple[RunDir, bool]:
+    """Check, open and prepare on rank 0 while the others wait, with no collective open; on every rank the
+    folder, and whether the run in it is completed already.
     """
 
     def prepare() -> str:
@@ -52,7 +57,8 @@ def open_together(overrides: list[str], outer: OuterLaunch, say: Callable[[str],
             say(line)
         resume = found_to_resume(run, say)
         if resume is not None and resume.completed:
-            raise UserError(f"{resume.run_dir.path} is completed: there is nothing to do.")
+            say(f"done      it is completed, there is nothing to do: {resume.run_dir.model}")
+            return f"{COMPLETED}{resume.run_dir.path}"
         run_dir = open_run(run, resume)
         say(f"run       {run_dir.path}")
         with freed_when_refused(run, run_dir, resume):
@@ -60,7 +66,8 @@ def open_together(overrides: list[str], outer: OuterLaunch, say: Callable[[str],
             prepare_rows(run, run_dir, say)
         return str(run_dir.path)
 
-    return RunDir(Path(on_main_first(current_world(), prepare)))
+    answer = on_main_first(current_world(), prepare)
+    return RunDir(Path(answer.removeprefix(COMPLETED))), answer.startswith(COMPLETED)
 
 
 def _tell(terminal: Terminal, run_dir: RunDir, rank: int) -> None:

@@ -11,13 +11,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from finetune.config.batch import Batch
+from finetune.data.cache import row_keys
 from finetune.data.prepare import PreparedData, cache_root, prepare_data
 from finetune.errors import UserError, refuse
 from finetune.paths import RunDir
+from finetune.training.checkpoint import read_manifest
 from finetune.training.resume import Resume
 from finetune.training.start import CheckedRun
 
@@ -75,17 +76,19 @@ def prepare_rows(run: CheckedRun, run_dir: RunDir, say: Say) -> None:
 
 def refuse_other_rows(run: CheckedRun, resume: Resume) -> None:
     """A resumed run reads the very rows that it was begun with: told before its folder is touched."""
-    run_dir = resume.run_dir
-    if run.config.launch.machine_rank > 0 or not run_dir.data.exists():
+    if resume.found is None:
         return
-    before = json.loads(run_dir.data.read_text(encoding="utf-8"))["prepared"]
-    if _keys(before) != _keys(_paths(_prepared(run, run_dir))):
-        raise refuse(
-            f"the data of {run_dir.path.name}",
-            "its rows are not those that the run was begun with: a file, the tokenizer or a library changed",
-            "Restore them, or start a new run.",
-            subject="what is to be resumed",
-        )
+    before = read_manifest(resume.found.path).get("rows")
+    if before == row_keys(_paths(_prepared(run, resume.run_dir))):
+        return
+    if any(change.startswith("data") for change in resume.differences.allowed):
+        return
+    raise refuse(
+        f"the data of {resume.run_dir.path.name}",
+        "its rows are not those that the run was begun with: a file, the tokenizer or a library has changed",
+        "Restore them, start a new run, or go on with others: checkpoint.allow_changes='[data]'.",
+        subject="what is to be resumed",
+    )
 
 
 def _prepared(run: CheckedRun, run_dir: RunDir) -> PreparedData:
@@ -97,11 +100,6 @@ def _prepared(run: CheckedRun, run_dir: RunDir) -> PreparedData:
 
 def _paths(prepared: PreparedData) -> dict[str, str | None]:
     return {"train": str(prepared.train), "eval": str(prepared.eval) if prepared.eval else None}
-
-
-def _keys(paths: dict[str, str | None]) -> list[str | None]:
-    """The cache keys of prepared data: the names of the folders, wherever the cache is."""
-    return [path and Path(path).parent.name for path in paths.values()]
 
 
 def rows_needed(trainer: Any, batch: Batch) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from finetune.config.saved import load_config
 from finetune.config.schema import RunConfig
 from finetune.config.strategy import TRAITS, Engine
 from finetune.errors import Problem, Refusal, refuse
-from finetune.paths import RunDir
-from finetune.training.checkpoint import NAME, Found, damage, newest_whole, step_of
+from finetune.paths import RunDir, write_whole
+from finetune.training.checkpoint import NAME, Found, damage, newest_whole, numbered, set_aside, step_of
 
 HARMLESS = (
     *("checkpoint", "tracking", "launch", "run_name", "output_dir", "data.num_proc", "hooks"),
@@ -28,7 +29,24 @@ HARMLESS = (
 )
 """Keys that may differ: what is learnt does not depend on them (the global batch itself is compared)."""
 
+IN_THE_OPTIMIZER = tuple(
+    f"trainer.{name}"
+    for name in ("learning_rate", "weight_decay", "adam_", "optim", "lr_scheduler", "warmup")
+)
+"""Keys whose old values come back with the checkpoint, whatever is asked for."""
+
+SUBJECT = "what is to be resumed"
 NEVER, AUTO = "never", "auto"
+
+
+@dataclass(slots=True)
+class Differences:
+    """What a run is asked for now, held against what it was."""
+
+    problems: list[Problem] = field(default_factory=list)
+    harmless: list[str] = field(default_factory=list)
+    allowed: list[str] = field(default_factory=list)
+    """Those that matter and were named in `checkpoint.allow_changes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +58,7 @@ class Resume:
     """None: the run was begun and has no checkpoint yet; it starts again."""
     completed: bool
     """It has made all its steps and its model is verified: there is nothing to do."""
-    changed: tuple[str, ...]
-    """Harmless differences to the run as it was."""
+    differences: Differences
 
 
 def find_resume(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> Resume | None:
@@ -49,48 +66,71 @@ def find_resume(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> Resume |
     wanted = config.checkpoint.resume
     if wanted == NEVER:
         return None
-    if wanted == AUTO:
-        if not run_dir.config.exists():
-            return None
-        found = _newest(run_dir)
-    else:
+    if config.launch.num_machines > 1:
+        why = "going on with a run on several machines is not built yet"
+        raise refuse(f"checkpoint.resume={wanted}", why, subject=SUBJECT)
+    found = None
+    if wanted != AUTO:
         run_dir, found = _named(Path(wanted).expanduser().absolute(), wanted)
-    problems, harmless = compare(config, facts, run_dir)
-    if problems:
-        raise Refusal(problems, f"what is to be resumed ({run_dir.path})")
-    return Resume(run_dir, found, _completed(run_dir, found), harmless)
+        if config.run_name not in (None, run_dir.path.name):
+            why = f"{wanted} belongs to the run {run_dir.path.name}, which goes on in its own folder"
+            raise refuse(f"run_name={config.run_name}", why, "Leave run_name out.", subject=SUBJECT)
+    elif not run_dir.config.exists():
+        return None
+    differences = compare(config, facts, run_dir)
+    if differences.problems:
+        raise Refusal(differences.problems, f"{SUBJECT} ({run_dir.path})")
+    done = _completed(run_dir)
+    if done and found is None and not differences.allowed:
+        return Resume(run_dir, None, True, differences)
+    found = found or _newest(run_dir)
+    if done and found is None:
+        why = "it is completed and holds no checkpoint any more"
+        raise refuse(str(run_dir.path), why, "Start a new run.", subject=SUBJECT)
+    return Resume(run_dir, found, False, differences)
 
 
-def compare(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> tuple[list[Problem], tuple[str, ...]]:
-    """Differences between a run as it was and as it is asked for: what matters, and what does not."""
-    old_config, old_facts = load_config(run_dir.config), load_facts(run_dir.facts)
+def compare(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> Differences:
+    """Hold a run as it is asked for against what it was."""
+    try:
+        old_config, old_facts = load_config(run_dir.config), load_facts(run_dir.facts)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"its config.yaml and facts.json cannot be read: {error}"
+        raise refuse(str(run_dir.path), why, subject=SUBJECT) from error
     old, new = dict(_leaves(old_config)), dict(_leaves(config))
-    problems, harmless = [], []
+    found = Differences()
     for key in sorted({*old, *new}):
         before, after = old.get(key), new.get(key)
         if before == after or key == "distributed.strategy":  # what it came to is compared below
             continue
         if key.startswith(HARMLESS):
-            harmless.append(f"{key}: {before} -> {after}")
-        elif not _allowed(key, config.checkpoint.allow_changes):
+            found.harmless.append(f"{key}: {before} -> {after}")
+        elif key.startswith(IN_THE_OPTIMIZER):
+            why = f"the run was begun with {before}, which the saved optimizer and schedule hold"
+            fix = "Take the old value, or start a new run from what was learnt (adapter.init_from)."
+            found.problems.append(Problem(f"{key}={after}", why, fix))
+        elif _allowed(key, config.checkpoint.allow_changes):
+            found.allowed.append(f"{key}: {before} -> {after}")
+        else:
             why = f"the run was begun with {before}"
             fix = f"Take the old value, or allow it: checkpoint.allow_changes='[{key}]'."
-            problems.append(Problem(f"{key}={after}", why, fix))
+            found.problems.append(Problem(f"{key}={after}", why, fix))
     for what, was, now in (
         ("global batch", old_facts.batch.global_size, facts.batch.global_size),
         ("precision", old_facts.precision, facts.precision),
     ):
         if was != now:
-            problems.append(Problem(f"{what} {now}", f"the run was begun with {was}", "Take the old one."))
+            why = f"the run was begun with {was}"
+            found.problems.append(Problem(f"{what} {now}", why, "Take the old one."))
     was, now = _world(old_facts), _world(facts)
     if was != now and _elastic(old_facts) is not None and _elastic(old_facts) == _elastic(facts):
-        harmless.append(f"{was} -> {now} (random numbers, which dropout alone uses, start anew)")
+        found.harmless.append(f"{was} -> {now} (random numbers, which dropout alone uses, are others)")
     elif was != now:
         fix = (
             "Take the old ones: only single and ddp, and fsdp on other numbers of processes, may take turns."
         )
-        problems.append(Problem(now, f"the run was begun with {was}", fix))
-    return problems, tuple(harmless)
+        found.problems.append(Problem(now, f"the run was begun with {was}", fix))
+    return found
 
 
 def _world(facts: RunFacts) -> str:
@@ -110,17 +150,24 @@ def take_up(resume: Resume) -> None:
     if run_dir.metrics.exists():
         lines = run_dir.metrics.read_text(encoding="utf-8").splitlines()
         kept = [line for line in lines if _whole(line) and json.loads(line)["step"] <= step]
-        run_dir.metrics.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        if resume.found is None:
+            run_dir.metrics.rename(run_dir.path / "metrics-without-checkpoint.jsonl")
+        else:
+            write_whole(run_dir.metrics, "".join(f"{line}\n" for line in kept))
+    for folder in numbered(run_dir.checkpoints):
+        if step_of(folder) > step or damage(folder):
+            set_aside(folder)
     for stale in (*run_dir.logs.glob("*.failed.json"), run_dir.report, run_dir.data):
         stale.unlink(missing_ok=True)
-    for stale in (run_dir.unverified, run_dir.failed_model, run_dir.checkpoints / ".part"):
+    for old in (run_dir.model, run_dir.failed_model):
+        if old.exists():
+            old.rename(old.with_name(f"{old.name}-step-{step}-{time.time_ns()}"))
+    for stale in (run_dir.unverified, run_dir.checkpoints / ".part"):
         shutil.rmtree(stale, ignore_errors=True)
     if resume.found is None:
         run_dir.resume.unlink(missing_ok=True)
         return
-    beside = run_dir.resume.with_suffix(".part")
-    beside.write_text(json.dumps({"checkpoint": str(resume.found.path), "step": step}), encoding="utf-8")
-    beside.replace(run_dir.resume)
+    write_whole(run_dir.resume, json.dumps({"checkpoint": str(resume.found.path), "step": step}))
 
 
 def resume_lines(resume: Resume) -> list[str]:
@@ -131,7 +178,8 @@ def resume_lines(resume: Resume) -> list[str]:
         lines.append(f"resume    from step {resume.found.step}: {resume.found.path}")
     else:
         lines.append("resume    it has no checkpoint yet, and starts again")
-    return [*lines, *(f"resume    differs, without harm: {what}" for what in resume.changed)]
+    lines += [f"resume    differs, without harm: {what}" for what in resume.differences.harmless]
+    return [*lines, *(f"resume    differs, as allowed: {what}" for what in resume.differences.allowed)]
 
 
 def _newest(run_dir: RunDir) -> Found | None:
@@ -151,11 +199,11 @@ def _named(path: Path, wanted: str) -> tuple[RunDir, Found]:
         run_dir = RunDir(path)
         found = _newest(run_dir)
         if found is None:
-            raise refuse(where, "this run has no checkpoint", subject="what is to be resumed")
+            raise refuse(where, "this run has no checkpoint", subject=SUBJECT)
         return run_dir, found
     if not NAME.fullmatch(path.name) or not path.is_dir():
         why = "it is neither a checkpoint (checkpoint-N) nor a run's folder"
-        raise refuse(where, why, "Use never, auto, or such a path.", subject="what is to be resumed")
+        raise refuse(where, why, "Use never, auto, or such a path.", subject=SUBJECT)
     wrong = damage(path)
     if wrong:
         raise refuse(
@@ -164,10 +212,13 @@ def _named(path: Path, wanted: str) -> tuple[RunDir, Found]:
     return RunDir(path.parent.parent), Found(path, step_of(path))
 
 
-def _completed(run_dir: RunDir, found: Found | None) -> bool:
-    if found is None or not run_dir.report.exists() or not run_dir.model.exists():
+def _completed(run_dir: RunDir) -> bool:
+    if not run_dir.report.exists() or not run_dir.model.exists():
         return False
-    return bool(json.loads(run_dir.report.read_text(encoding="utf-8")).get("status") == "completed")
+    try:
+        return bool(json.loads(run_dir.report.read_text(encoding="utf-8")).get("status") == "completed")
+    except ValueError:
+        return False
 
 
 def _allowed(key: str, allowed: list[str]) -> bool:

@@ -12,6 +12,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from finetune.data.cache import row_keys
 from finetune.data.windows import FILL, WindowSampler
 from finetune.paths import RunDir
 
@@ -37,6 +38,11 @@ def load_rows(run_dir: RunDir) -> Rows:
         train=Dataset.from_file(prepared["train"]),
         eval=Dataset.from_file(held_out) if held_out is not None else None,
     )
+
+
+def rows_read(run_dir: RunDir) -> list[str | None]:
+    """Which prepared rows a run reads."""
+    return row_keys(json.loads(run_dir.data.read_text(encoding="utf-8"))["prepared"])
 
 
 class PreparedRows(TorchDataset[dict[str, Any]]):

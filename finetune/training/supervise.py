@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from finetune.config.facts import load_facts
@@ -16,6 +17,7 @@ from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
 from finetune.report.record import report_end
 from finetune.training.hooks import run_hook
+from finetune.training.lock import held
 from finetune.training.prepare import freed_when_refused, prepare_rows, refuse_other_rows
 from finetune.training.resume import NEVER, Resume, resume_lines
 from finetune.training.start import CheckedRun, open_run, to_resume
@@ -27,7 +29,17 @@ def start_and_wait(
     run: CheckedRun, say: Say, relay: Say | None = None, resume: Resume | None = None
 ) -> tuple[RunDir, Ended]:
     """Run to the end. The workers start before the data is prepared: they load their libraries meanwhile."""
-    run_dir = open_run(run, resume)
+    if resume is not None:
+        with held(resume.run_dir):
+            return _start_and_wait(run, open_run(run, resume), say, relay, resume)
+    run_dir = open_run(run)
+    with held(run_dir):
+        return _start_and_wait(run, run_dir, say, relay, resume)
+
+
+def _start_and_wait(
+    run: CheckedRun, run_dir: RunDir, say: Say, relay: Say | None, resume: Resume | None
+) -> tuple[RunDir, Ended]:
     say(f"run       {run_dir.path}")
     try:
         with freed_when_refused(run, run_dir, resume):
@@ -39,7 +51,8 @@ def start_and_wait(
         raise
     except (Exception, SystemExit) as error:
         report_end(run_dir, "interrupted" if isinstance(error, SystemExit) else "failed", str(error))
-        run_hook(run.config.hooks, run_dir, 1, say)
+        code = int(error.code or 0) if isinstance(error, SystemExit) else 1
+        run_hook(run.config.hooks, run_dir, code, say)
         raise
     if ended.exit_code != 0 and not ended.told and not run_dir.report.exists():
         report_end(run_dir, "interrupted", "stopped before the first step")
@@ -48,7 +61,8 @@ def start_and_wait(
 
 def start_detached(run: CheckedRun, say: Say, resume: Resume | None = None) -> RunDir:
     """Start a run that outlives this terminal; its data is prepared first, so that a bad row is told here."""
-    run_dir = open_run(run, resume)
+    with held(resume.run_dir) if resume is not None else nullcontext():
+        run_dir = open_run(run, resume)
     with freed_when_refused(run, run_dir, resume):
         fetch_model(run.config.model)
         prepare_rows(run, run_dir, say)
@@ -100,7 +114,7 @@ def _told(run_dir: RunDir, ended: Ended) -> Ended:
 def _continue_detached(path: str) -> int:
     run_dir = RunDir(Path(path))
     config, facts = load_config(run_dir.config), load_facts(run_dir.facts)
-    with Workers(run_dir, facts, config.launch) as workers:
+    with held(run_dir), Workers(run_dir, facts, config.launch) as workers:
         ended = workers.wait()
     try:
         return _ended_with_hook(config.hooks, run_dir, ended, _to_log).exit_code

@@ -17,8 +17,16 @@ from trl import SFTTrainer
 from finetune.data.windows import WindowSampler
 from finetune.distributed.world import barrier
 from finetune.errors import RunFailed
+from finetune.paths import RunDir
 from finetune.training.checkpoint import cannot_write, publish
-from finetune.training.rows import IGNORED, PreparedRows, RowLoader, row_lengths, supervised_counts
+from finetune.training.rows import (
+    IGNORED,
+    PreparedRows,
+    RowLoader,
+    row_lengths,
+    rows_read,
+    supervised_counts,
+)
 
 FP16_OVERFLOWS = 40
 """Overflows in a row while the loss scale is halved from its start of 65536 (each norm is seen twice)."""
@@ -49,6 +57,7 @@ class RunTrainer(SFTTrainer):
         self.row_supervised = supervised_counts(train_dataset)
         self.keep_checkpoints = keep_checkpoints
         self._beside: Path | None = None
+        self.resumed_step = 0
         self.seen_tokens = 0
         self.seen_supervised = 0
         self.highest_rate = 0.0
@@ -116,6 +125,8 @@ class RunTrainer(SFTTrainer):
 
     def count_steps_before(self, step: int) -> None:
         """Set the counters to where a run stands that goes on behind this step."""
+        rates = [entry["learning_rate"] for entry in self.state.log_history if "learning_rate" in entry]
+        self.highest_rate = max(rates, default=0.0)
         for done in range(step):
             rows = self.sampler.window(done)
             self.seen_tokens += int(self.row_lengths[rows].sum())
@@ -138,7 +149,8 @@ class RunTrainer(SFTTrainer):
                 self._beside.mkdir(parents=True)
             barrier()
             super()._save_checkpoint(model, trial)
-        except OSError as error:
+        except Exception as error:
+            shutil.rmtree(self._beside, ignore_errors=True)
             raise cannot_write(checkpoints, error) from error
         finally:
             beside, self._beside = self._beside, None
@@ -147,9 +159,15 @@ class RunTrainer(SFTTrainer):
             about = {
                 "num_processes": self.args.world_size,
                 "global_batch_size": self.sampler.global_batch_size,
+                "rows": rows_read(RunDir(checkpoints.parent)),
             }
             publish(beside, checkpoints, self.state.global_step, self.keep_checkpoints, about)
         barrier()
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        """Upstream makes one step more when it resumes from the last one: then there is no epoch to run."""
+        values = super().set_initial_training_values(args, dataloader)
+        return (0, *values[1:]) if self.resumed_step >= values[-1] else values
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._beside or self.args.output_dir)

@@ -17,7 +17,7 @@ TOLD = "echo $FINETUNE_STATUS $FINETUNE_EXIT_CODE $FINETUNE_STEPS >> {}/told.txt
 
 def test_a_checkpoint_on_demand_and_an_end_before_the_machine_goes(tmp_path: Path) -> None:
     hook = f"hooks.on_failure={TOLD.format(tmp_path)}"
-    words = [*LONG, "checkpoint.stop_at=25s", hook, "run_name=run", f"output_dir={tmp_path / 'runs'}"]
+    words = [*LONG, "checkpoint.stop_at=45s", hook, "run_name=run", f"output_dir={tmp_path / 'runs'}"]
     started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "finetune", *words],
@@ -29,15 +29,15 @@ def test_a_checkpoint_on_demand_and_an_end_before_the_machine_goes(tmp_path: Pat
     )
     folder = tmp_path / "runs" / "run"
     while not (folder / "metrics.jsonl").exists():
-        assert time.monotonic() < started + 24
+        assert time.monotonic() < started + 40
         time.sleep(0.05)
     (folder / "SAVE_NOW").touch()
     while not list((folder / "checkpoints").glob("checkpoint-*")):
-        assert time.monotonic() < started + 24
+        assert time.monotonic() < started + 40
         time.sleep(0.05)
     assert not (folder / "SAVE_NOW").exists()
     out, _ = process.communicate(timeout=60)
-    assert time.monotonic() - started < 25
+    assert time.monotonic() - started < 45
     assert process.returncode == 143, out
     assert "SAVE_NOW: saving a checkpoint" in out
     assert "stop_at: saving a checkpoint, then ending" in out

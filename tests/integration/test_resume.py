@@ -12,11 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from tests.front_door import Outcome, environment, finetune
+from tests.front_door import REPOSITORY, Outcome, environment, finetune
 
 WORDS = ["recipe=tiny_lora", "data.train.0.limit=40", "trainer.max_steps=8", "launch.device=cpu"]
 EVERY_STEP = ["checkpoint.every_steps=1", "checkpoint.keep=3"]
+TINY_ROWS = REPOSITORY / "finetune" / "embedded" / "behaviour.jsonl"
 AUTO = "checkpoint.resume=auto"
 
 
@@ -81,13 +84,24 @@ def test_what_cannot_be_gone_on_with_is_refused_and_left_alone(straight: Outcome
     folder = crashed(straight, tmp_path)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     changed = [*WORDS, "trainer.learning_rate=1e-4", "seed=1", "trainer.global_batch_size=8", AUTO]
+    changed.append(
+        "checkpoint.allow_changes=[trainer.learning_rate]"
+    )  # the optimizer would bring the old one
     refused = finetune(*changed, at=tmp_path)
     assert refused.code == 2
-    for part in ("3 problems", "trainer.learning_rate=0.0001", "seed=1", "global batch 8", "allow_changes"):
+    for part in (
+        "3 problems",
+        "trainer.learning_rate=0.0001",
+        "seed=1",
+        "global batch 8",
+        "adapter.init_from",
+    ):
         assert part in refused.err, refused.err
-    fewer = finetune(*WORDS, "data.train.0.limit=30", AUTO, "checkpoint.allow_changes=[data]", at=tmp_path)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join((TINY_ROWS.read_text(encoding="utf-8").splitlines(keepends=True))[:30]))
+    fewer = finetune(*WORDS, f"data.train.0.path={rows}", AUTO, at=tmp_path)
     assert fewer.code == 2
-    assert "its rows are not those that the run was begun with" in fewer.err
+    assert "data.train.0.path" in fewer.err
     (folder / "checkpoints" / "checkpoint-8" / "optimizer.pt").unlink()
     named = finetune(*WORDS, f"checkpoint.resume={folder}/checkpoints/checkpoint-8", at=tmp_path)
     assert named.code == 2
@@ -103,16 +117,43 @@ def test_an_allowed_change_goes_on_from_a_path(straight: Outcome, tmp_path: Path
     shutil.rmtree(folder / "checkpoints" / "checkpoint-7")
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 9, "los')  # cut off by the crash
-    allowed = "checkpoint.allow_changes=[trainer.weight_decay]"
-    words = [
-        *WORDS,
-        f"checkpoint.resume={folder}",
-        "trainer.weight_decay=0.5",
-        allowed,
-        "trainer.logging_steps=1",
-    ]
+    allowed = "checkpoint.allow_changes=[trainer.max_grad_norm]"
+    words = [*WORDS, f"checkpoint.resume={folder}", "trainer.max_grad_norm=0.001", allowed]
     again = finetune(*words, at=tmp_path, name="run")
     assert again.code == 0, again.err
     assert [step["step"] for step in again.steps] == list(range(1, 9))
-    assert again.losses[:6] == straight.losses[:6]
+    assert again.losses[:7] == straight.losses[:7]
+    assert again.losses[7] != straight.losses[7]
     assert json.loads((folder / "resume.json").read_text())["step"] == 6
+
+
+def test_a_completed_run_is_made_longer_only_if_that_is_allowed(straight: Outcome, tmp_path: Path) -> None:
+    shutil.copytree(straight.path, tmp_path / "runs" / "run")
+    longer = [*WORDS[:2], "trainer.max_steps=10", "launch.device=cpu", AUTO]
+    refused = finetune(*longer, at=tmp_path)
+    assert refused.code == 2
+    assert "trainer.max_steps=10: the run was begun with 8" in refused.err
+    again = finetune(*longer, "checkpoint.allow_changes=[trainer.max_steps]", at=tmp_path)
+    assert again.code == 0, again.err
+    assert "differs, as allowed: trainer.max_steps: 8 -> 10" in again.out
+    assert [step["step"] for step in again.steps] == list(range(1, 11))
+    assert len(list(again.path.glob("model-step-8-*/adapter_model.safetensors"))) == 1
+    assert again.report["status"] == "completed"
+
+
+def test_a_run_killed_behind_its_last_step_saves_its_model_and_makes_no_step_more(
+    straight: Outcome, tmp_path: Path
+) -> None:
+    crashed(straight, tmp_path)
+    again = finetune(*WORDS, *EVERY_STEP, AUTO, at=tmp_path)
+    assert again.code == 0, again.err
+    assert again.losses == straight.losses
+    ours, theirs = (load_file(o.path / "model" / "adapter_model.safetensors") for o in (again, straight))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    emptied = tmp_path / "runs" / "run"
+    shutil.rmtree(emptied / "checkpoints")
+    (emptied / "checkpoints").mkdir()
+    done = finetune(*WORDS, *EVERY_STEP, AUTO, at=tmp_path)
+    assert done.code == 0
+    assert "there is nothing to do" in done.out
+    assert (emptied / "model" / "adapter_model.safetensors").exists()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from finetune.errors import RunFailed
+from finetune.errors import RunFailed, UserError
+from finetune.paths import RunDir
 from finetune.training.checkpoint import MANIFEST, Found, damage, newest_whole, publish
+from finetune.training.lock import held
 
 
 def save(checkpoints: Path, step: int, keep: int = 9) -> Path:
@@ -17,6 +20,8 @@ def save(checkpoints: Path, step: int, keep: int = 9) -> Path:
     (part / "deep").mkdir(parents=True)
     (part / "weights.safetensors").write_bytes(b"w" * 1000)
     (part / "deep" / "optimizer.pt").write_bytes(b"o" * 10)
+    for name in ("trainer_state.json", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
+        (part / name).write_bytes(b"x")
     (part / "training_args.bin").write_bytes(b"hub token")
     publish(part.parent, checkpoints, step, keep, {"num_processes": 2})
     return checkpoints / f"checkpoint-{step}"
@@ -77,7 +82,10 @@ def test_folders_that_are_no_checkpoints_are_not_looked_at(tmp_path: Path) -> No
 
 
 def test_old_ones_go_when_the_new_one_is_there_and_arguments_are_not_kept(tmp_path: Path) -> None:
-    for step in (8, 9, 10, 11):
+    for step in (6, 7, 8):
+        save(tmp_path, step, keep=5)
+    assert len(list(tmp_path.iterdir())) == 3
+    for step in (9, 10, 11):
         save(tmp_path, step, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-11"]
     assert not list(tmp_path.rglob("training_args.bin"))
@@ -96,3 +104,38 @@ def test_a_save_that_fails_leaves_the_old_one_and_says_so(
     with pytest.raises(RunFailed, match=r"(?s)No space left on device.*The last whole one is .*checkpoint-1"):
         save(tmp_path, 2, keep=1)
     assert newest_whole(tmp_path) == Found(older, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["trainer_state.json", "scheduler.pt", "rng_state_1.pth", "deep/optimizer.pt"]
+)
+def test_a_save_that_lacks_a_part_is_no_checkpoint(name: str, tmp_path: Path) -> None:
+    whole = save(tmp_path, 1)
+    part = tmp_path / ".part" / "checkpoint-2"
+    shutil.copytree(whole, part)
+    (part / name).unlink()
+    with pytest.raises(RunFailed, match="the libraries have not written"):
+        publish(part.parent, tmp_path, 2, 9, {"num_processes": 2})
+    assert newest_whole(tmp_path) == Found(whole, 1)
+
+
+def test_the_same_step_saved_again_replaces_the_old_one(tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    save(tmp_path, 6)
+    (save(tmp_path, 5) / "weights.safetensors").stat()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-5", "checkpoint-6"]
+
+
+def test_the_one_just_written_is_never_dropped(tmp_path: Path) -> None:
+    for step in (7, 8, 9):
+        save(tmp_path, step, keep=3)
+    save(tmp_path, 6, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-6"]
+
+
+def test_one_process_at_a_time_holds_a_folder(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    with held(run_dir), pytest.raises(UserError, match="another process is at work in it"), held(run_dir):
+        pass
+    with held(run_dir):
+        pass
