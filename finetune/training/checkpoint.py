@@ -67,6 +67,8 @@ def seal(folder: Path, step: int, about: dict[str, Any]) -> int:
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
         files[str(file.relative_to(folder))] = {"bytes": file.stat().st_size, "xxh3": checksum(file)}
+    for inside in sorted({(folder / name).parent for name in files}, reverse=True):
+        _bring_to_disk(inside)
     lost = missing_part(files, about["num_processes"])
     if lost:
         raise OSError(f"the libraries have not written {lost}")

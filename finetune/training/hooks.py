@@ -10,16 +10,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from finetune.config.schema import HooksConfig
+from finetune.config.schema import RunConfig
 from finetune.paths import RunDir
 
 TIMEOUT_SECONDS = 600
 
 
-def run_hook(hooks: HooksConfig, run_dir: RunDir, exit_code: int, say: Callable[[str], None]) -> None:
-    """Run `on_end` after a run that ended well, `on_failure` after any other; its failure is only told."""
+def run_hook(config: RunConfig, run_dir: RunDir, exit_code: int, say: Callable[[str], None]) -> None:
+    """Run `on_end` after a run that ended well, `on_failure` after any other; its failure is only told.
+
+    Of several machines only machine 0 does it, which knows whether the model is saved and verified.
+    """
+    hooks = config.hooks
     name, command = ("on_end", hooks.on_end) if exit_code == 0 else ("on_failure", hooks.on_failure)
-    if command is None:
+    if command is None or config.launch.machine_rank > 0:
         return
     say(f"hook      {name}: {command}")
     try:

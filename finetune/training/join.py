@@ -38,7 +38,7 @@ def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -
     set_up_logging(main=world.is_main)
     code = guarded(run_dir, world.rank, run)
     if world.is_main:
-        run_hook(load_config(run_dir.config).hooks, run_dir, code, log.info)
+        run_hook(load_config(run_dir.config), run_dir, code, log.info)
     if code != 0 and not world.is_main:
         _tell(terminal, run_dir, world.rank)
     end(code)

@@ -11,8 +11,14 @@ from finetune.paths import RunDir
 
 
 @contextmanager
-def held(run_dir: RunDir) -> Iterator[None]:
-    """Hold the folder, or refuse it: the lock goes with the process, however that ends."""
+def held(run_dir: RunDir, machine_rank: int = 0) -> Iterator[None]:
+    """Hold the folder, or refuse it: the lock goes with the process, however that ends.
+
+    Of several machines that share the folder machine 0 holds it for all.
+    """
+    if machine_rank > 0:
+        yield
+        return
     with run_dir.lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

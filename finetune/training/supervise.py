@@ -10,7 +10,7 @@ from pathlib import Path
 
 from finetune.config.facts import load_facts
 from finetune.config.saved import load_config
-from finetune.config.schema import HooksConfig
+from finetune.config.schema import RunConfig
 from finetune.distributed.launch import Ended, Workers
 from finetune.errors import RunFailed, UserError
 from finetune.model.fetch import fetch_model
@@ -33,7 +33,7 @@ def start_and_wait(
         with held(resume.run_dir):
             return _start_and_wait(run, open_run(run, resume), say, relay, resume)
     run_dir = open_run(run)
-    with held(run_dir):
+    with held(run_dir, run.config.launch.machine_rank):
         return _start_and_wait(run, run_dir, say, relay, resume)
 
 
@@ -52,11 +52,11 @@ def _start_and_wait(
     except (Exception, SystemExit) as error:
         report_end(run_dir, "interrupted" if isinstance(error, SystemExit) else "failed", str(error))
         code = int(error.code or 0) if isinstance(error, SystemExit) else 1
-        run_hook(run.config.hooks, run_dir, code, say)
+        run_hook(run.config, run_dir, code, say)
         raise
     if ended.exit_code != 0 and not ended.told and not run_dir.report.exists():
         report_end(run_dir, "interrupted", "stopped before the first step")
-    return run_dir, _ended_with_hook(run.config.hooks, run_dir, ended, say)
+    return run_dir, _ended_with_hook(run.config, run_dir, ended, say)
 
 
 def start_detached(run: CheckedRun, say: Say, resume: Resume | None = None) -> RunDir:
@@ -94,12 +94,12 @@ def found_to_resume(run: CheckedRun, say: Say) -> Resume | None:
     return resume
 
 
-def _ended_with_hook(hooks: HooksConfig, run_dir: RunDir, ended: Ended, say: Say) -> Ended:
+def _ended_with_hook(config: RunConfig, run_dir: RunDir, ended: Ended, say: Say) -> Ended:
     """How the run ended, after the user's command for it."""
     try:
         return _told(run_dir, ended)
     finally:
-        run_hook(hooks, run_dir, ended.exit_code, say)
+        run_hook(config, run_dir, ended.exit_code, say)
 
 
 def _told(run_dir: RunDir, ended: Ended) -> Ended:
@@ -114,10 +114,10 @@ def _told(run_dir: RunDir, ended: Ended) -> Ended:
 def _continue_detached(path: str) -> int:
     run_dir = RunDir(Path(path))
     config, facts = load_config(run_dir.config), load_facts(run_dir.facts)
-    with held(run_dir), Workers(run_dir, facts, config.launch) as workers:
+    with held(run_dir, config.launch.machine_rank), Workers(run_dir, facts, config.launch) as workers:
         ended = workers.wait()
     try:
-        return _ended_with_hook(config.hooks, run_dir, ended, _to_log).exit_code
+        return _ended_with_hook(config, run_dir, ended, _to_log).exit_code
     except RunFailed as failed:
         sys.stderr.write(f"{failed}\n")
         return failed.exit_code
