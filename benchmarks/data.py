@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -25,9 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from workload import make_tokenizer
-
-REPOSITORY = Path(__file__).resolve().parents[1]
+from workload import environment, make_tokenizer
 
 OURS = """
 import json, sys, time
@@ -83,17 +80,11 @@ def run(script: str, arguments: list[str], work: Path, *, keep_cache: bool = Fal
     out.unlink(missing_ok=True)
     if not keep_cache:
         shutil.rmtree(work / "cache", ignore_errors=True)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
-        "FINETUNE_CACHE": str(work / "cache" / "finetune"),
-        "HF_HOME": str(work / "cache" / "hf"),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "true",
-    }
     started = time.perf_counter()
     command = [sys.executable, "-c", script, str(out), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=work)
+    done = subprocess.run(
+        command, env=environment(work), capture_output=True, text=True, check=False, cwd=work
+    )
     whole = time.perf_counter() - started
     if done.returncode != 0:
         raise SystemExit(f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}")

@@ -23,9 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from workload import make_workload
+from workload import REPOSITORY, environment, make_workload
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 BATCH, LENGTH, RANK = 4, 512, 16
 
 OBSERVER = """
@@ -114,18 +113,14 @@ def run_once(command: list[str], work: Path, threads: int) -> dict[str, float]:
     out.unlink(missing_ok=True)
     for cache in ("cache", "ours", "theirs"):
         shutil.rmtree(work / cache, ignore_errors=True)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(observer), str(REPOSITORY)]),
-        "SPEED_OUT": str(out),
-        "OMP_NUM_THREADS": str(threads),
-        "FINETUNE_CACHE": str(work / "cache" / "finetune"),
-        "HF_HOME": str(work / "cache" / "hf"),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "true",
-    }
+    settings = environment(
+        work,
+        PYTHONPATH=os.pathsep.join([str(observer), str(REPOSITORY)]),
+        SPEED_OUT=str(out),
+        OMP_NUM_THREADS=str(threads),
+    )
     started = time.time()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=work)
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False, cwd=work)
     if done.returncode != 0 or not out.exists():
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     marks = json.loads(out.read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ length.
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 TEMPLATE = (
     "{% for m in messages %}"
     "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -51,6 +53,19 @@ def make_workload(folder: Path, rows: int = 2000, seed: int = 7) -> None:
         pad_token_id=tokenizer.pad_token_id,
     )
     Qwen3ForCausalLM(config).float().save_pretrained(folder / "model")
+
+
+def environment(work: Path, **more: str) -> dict[str, str]:
+    """What both sides of a pair run in: this checkout, caches of their own, no hub."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "FINETUNE_CACHE": str(work / "cache" / "finetune"),
+        "HF_HOME": str(work / "cache" / "hf"),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "true",
+        **more,
+    }
 
 
 def make_tokenizer(folder: Path, seed: int = 7) -> Path:

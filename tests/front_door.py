@@ -6,9 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -53,6 +58,56 @@ def finetune(*words: str, at: Path, name: str = "run", launcher: tuple[str, ...]
         command, cwd=at, env=environment(**env), capture_output=True, text=True, timeout=150, check=False
     )
     return Outcome(done.returncode, done.stdout, done.stderr, at / "runs" / name)
+
+
+@contextmanager
+def started(*words: str, at: Path, **env: str) -> Iterator[tuple[subprocess.Popen[str], Outcome]]:
+    """A run that goes on while the test looks at it; nothing of it is left afterwards."""
+    outcome = Outcome(0, "", "", at / "runs" / "run")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "finetune", *words, "run_name=run", f"output_dir={at / 'runs'}"],
+        cwd=at,
+        env=environment(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process, outcome
+    finally:
+        for left in processes_of(outcome.path):
+            left.kill()
+        process.kill()
+        process.wait()
+
+
+def processes_of(run: Path) -> list[psutil.Process]:
+    """Every process whose command line names the run's folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(run) in word for word in process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def wait_for_step(run: Path, step: int, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        metrics = run / "metrics.jsonl"
+        if metrics.exists() and metrics.read_text(encoding="utf-8").count("\n") >= step:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"no step {step} within {seconds} s")
+
+
+def assert_all_gone(run: Path, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while processes_of(run) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_of(run) == []
 
 
 def in_world(cases: dict[str, list[str]], processes: int, at: Path) -> dict[str, Outcome]:

@@ -46,7 +46,6 @@ def main(words: Words) -> int:
 
     resume = found_to_resume(run, say)
     if resume is not None and resume.completed:
-        say(f"done      it is completed, there is nothing to do: {resume.run_dir.model}")
         if as_json:
             print(json.dumps({**read_report(resume.run_dir), "run_dir": str(resume.run_dir.path)}))
         return 0

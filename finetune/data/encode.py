@@ -114,9 +114,8 @@ class Encoder:
     def _encode_chats(self, examples: Sequence[Example], rows: _Rows) -> None:
         if self.chat is None:
             self.chat = ChatMask(self.tokenizer)
-        shown, whole = self._control_words_hidden(examples, rows)
+        shown, hidden = self._control_words_hidden(examples, rows)
         ready: list[tuple[Example, str, list[Span]]] = []
-        hidden = {new.index for new, old in zip(shown, whole, strict=True) if new is not old}
         for example, text in zip(shown, self.chat.render(shown), strict=True):
             try:
                 if not isinstance(text, str):
@@ -140,18 +139,20 @@ class Encoder:
 
     def _control_words_hidden(
         self, examples: Sequence[Example], rows: _Rows
-    ) -> tuple[list[Example], list[Example]]:
-        """The examples with control words hidden, and as they were."""
+    ) -> tuple[list[Example], set[int]]:
+        """The examples with control words hidden, and the indices of those that had any."""
         if self.split_special_tokens is False:
-            return list(examples), list(examples)
-        shown, whole = [], []
+            return list(examples), set()
+        shown, hidden = [], set()
         for example in examples:
             try:
                 shown.append(self.control.hide(example))
-                whole.append(example)
             except UserError as error:
                 rows.bad.append((example.number, str(error), ""))
-        return shown, whole
+                continue
+            if shown[-1] is not example:
+                hidden.add(example.index)
+        return shown, hidden
 
     def _add_by_pieces(self, example: Example, text: str, spans: list[Span], rows: _Rows) -> None:
         pieces = self.control.encode(text, spans)

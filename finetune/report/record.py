@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from finetune.paths import RunDir
+from finetune.paths import RunDir, write_whole
 
 
 @dataclass(slots=True)
@@ -21,10 +20,7 @@ class Report:
         self.content |= values
 
     def write(self) -> None:
-        """Write the file beside itself and rename it: a reader never sees half a report."""
-        beside = self.run_dir.report.with_suffix(f".{os.getpid()}.part")
-        beside.write_text(json.dumps(self.content, indent=2) + "\n", encoding="utf-8")
-        os.replace(beside, self.run_dir.report)
+        write_whole(self.run_dir.report, json.dumps(self.content, indent=2) + "\n")
 
 
 def read_report(run_dir: RunDir) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from finetune.paths import RunDir
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-ASIDE = ".aside-"
+PART, ASIDE = ".part", ".aside-"
+"""Beside the checkpoints: where one is being written, and how those that are no longer seen begin."""
 NAME = re.compile(r"checkpoint-(\d+)")
 UNWANTED = ("training_args.bin",)
 """Upstream writes every argument there, a hub token in clear among them; nothing here reads it."""

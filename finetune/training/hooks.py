@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from typing import Any
 
 from finetune.config.schema import RunConfig
 from finetune.paths import RunDir
+from finetune.report.record import read_report
 
 TIMEOUT_SECONDS = 600
 
@@ -59,7 +59,7 @@ def _facts(run_dir: RunDir, exit_code: int) -> dict[str, str]:
     report: dict[str, Any] = {}
     if run_dir.report.exists():
         with suppress(ValueError):
-            report = json.loads(run_dir.report.read_text(encoding="utf-8"))
+            report = read_report(run_dir)
     loss = (report.get("loss") or {}).get("last")
     facts = {
         "RUN_DIR": run_dir.path,

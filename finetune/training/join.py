@@ -57,7 +57,6 @@ def open_together(
             say(line)
         resume = found_to_resume(run, say)
         if resume is not None and resume.completed:
-            say(f"done      it is completed, there is nothing to do: {resume.run_dir.model}")
             return f"{COMPLETED}{resume.run_dir.path}"
         run_dir = open_run(run, resume)
         say(f"run       {run_dir.path}")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from finetune.config.batch import Batch
 from finetune.data.cache import row_keys
 from finetune.data.prepare import PreparedData, cache_root, prepare_data
 from finetune.errors import UserError, refuse
-from finetune.paths import RunDir
+from finetune.paths import RunDir, write_whole
 from finetune.training.checkpoint import read_manifest
 from finetune.training.resume import Resume
 from finetune.training.start import CheckedRun
@@ -66,12 +65,8 @@ def prepare_rows(run: CheckedRun, run_dir: RunDir, say: Say) -> None:
     for line in prepared.lines:
         say(line)
     say(count_steps(run.config.trainer, run.facts.batch, prepared, run.composed.subject).line)
-    paths = _paths(prepared)
-    beside = run_dir.data.with_suffix(".part")
-    beside.write_text(
-        json.dumps({"prepared": paths, **prepared.statistics}, indent=2) + "\n", encoding="utf-8"
-    )
-    os.replace(beside, run_dir.data)
+    content = {"prepared": _paths(prepared), **prepared.statistics}
+    write_whole(run_dir.data, json.dumps(content, indent=2) + "\n")
 
 
 def refuse_other_rows(run: CheckedRun, resume: Resume) -> None:

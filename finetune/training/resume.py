@@ -19,7 +19,8 @@ from finetune.config.schema import RunConfig
 from finetune.config.strategy import TRAITS, Engine
 from finetune.errors import Problem, Refusal, refuse
 from finetune.paths import RunDir, write_whole
-from finetune.training.checkpoint import NAME, Found, damage, newest_whole, numbered, set_aside, step_of
+from finetune.report.record import read_report
+from finetune.training.checkpoint import NAME, PART, Found, damage, newest_whole, numbered, set_aside, step_of
 
 HARMLESS = (
     *("checkpoint", "tracking", "launch", "run_name", "output_dir", "data.num_proc", "hooks"),
@@ -147,22 +148,22 @@ def _elastic(facts: RunFacts) -> str | None:
 def take_up(resume: Resume) -> None:
     """Bring the run's folder to where its checkpoint was made: nothing of what came later stays."""
     run_dir, step = resume.run_dir, resume.found.step if resume.found else 0
-    if run_dir.metrics.exists():
+    if run_dir.metrics.exists() and resume.found is None:
+        run_dir.metrics.rename(run_dir.path / "metrics-without-checkpoint.jsonl")
+    elif run_dir.metrics.exists():
         lines = run_dir.metrics.read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if _whole(line) and json.loads(line)["step"] <= step]
-        if resume.found is None:
-            run_dir.metrics.rename(run_dir.path / "metrics-without-checkpoint.jsonl")
-        else:
-            write_whole(run_dir.metrics, "".join(f"{line}\n" for line in kept))
+        kept = [line for line in lines if (made := _step(line)) is not None and made <= step]
+        write_whole(run_dir.metrics, "".join(f"{line}\n" for line in kept))
     for folder in numbered(run_dir.checkpoints):
-        if step_of(folder) > step or damage(folder):
+        at = step_of(folder)
+        if at > step or (at < step and damage(folder)):  # the one at `step` was found whole just now
             set_aside(folder)
     for stale in (*run_dir.logs.glob("*.failed.json"), run_dir.report, run_dir.data):
         stale.unlink(missing_ok=True)
     for old in (run_dir.model, run_dir.failed_model):
         if old.exists():
             old.rename(old.with_name(f"{old.name}-step-{step}-{time.time_ns()}"))
-    for stale in (run_dir.unverified, run_dir.checkpoints / ".part"):
+    for stale in (run_dir.unverified, run_dir.checkpoints / PART):
         shutil.rmtree(stale, ignore_errors=True)
     if resume.found is None:
         run_dir.resume.unlink(missing_ok=True)
@@ -173,6 +174,8 @@ def take_up(resume: Resume) -> None:
 def resume_lines(resume: Resume) -> list[str]:
     """What is said about a resumed run."""
     lines = [f"resume    {resume.run_dir.path}"]
+    if resume.completed:
+        return [*lines, f"done      it is completed, there is nothing to do: {resume.run_dir.model}"]
     if resume.found is not None:
         lines += [f"resume    passed over {skipped}" for skipped in resume.found.skipped]
         lines.append(f"resume    from step {resume.found.step}: {resume.found.path}")
@@ -216,7 +219,7 @@ def _completed(run_dir: RunDir) -> bool:
     if not run_dir.report.exists() or not run_dir.model.exists():
         return False
     try:
-        return bool(json.loads(run_dir.report.read_text(encoding="utf-8")).get("status") == "completed")
+        return bool(read_report(run_dir).get("status") == "completed")
     except ValueError:
         return False
 
@@ -236,8 +239,10 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value.value if isinstance(value, Enum) else value
 
 
-def _whole(line: str) -> bool:
+def _step(line: str) -> int | None:
+    """The step of a line of metrics; None for one that was cut off when the machine went away."""
     try:
-        return "step" in json.loads(line)
+        step: int | None = json.loads(line).get("step")
     except ValueError:
-        return False  # cut off when the machine went away
+        return None
+    return step

@@ -18,7 +18,7 @@ from finetune.data.windows import WindowSampler
 from finetune.distributed.world import barrier
 from finetune.errors import RunFailed
 from finetune.paths import RunDir
-from finetune.training.checkpoint import cannot_write, publish
+from finetune.training.checkpoint import PART, cannot_write, publish
 from finetune.training.rows import (
     IGNORED,
     PreparedRows,
@@ -128,21 +128,19 @@ class RunTrainer(SFTTrainer):
         rates = [entry["learning_rate"] for entry in self.state.log_history if "learning_rate" in entry]
         self.highest_rate = max(rates, default=0.0)
         for done in range(step):
-            rows = self.sampler.window(done)
-            self.seen_tokens += int(self.row_lengths[rows].sum())
-            self.seen_supervised += int(self.row_supervised[rows].sum())
+            self.count_step(done)
         self._logged_tokens = self.seen_tokens
 
-    def count_step(self) -> None:
-        """Add the rows of the optimizer step that just ended to the counters."""
-        rows = self.sampler.window(self.state.global_step - 1)
+    def count_step(self, step: int) -> None:
+        """Add the rows of an optimizer step, counted from 0, to the counters."""
+        rows = self.sampler.window(step)
         self.seen_tokens += int(self.row_lengths[rows].sum())
         self.seen_supervised += int(self.row_supervised[rows].sum())
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Save beside the checkpoints; rank 0 makes it visible when every rank has written its part."""
         checkpoints = Path(self.args.output_dir)
-        self._beside = checkpoints / ".part"
+        self._beside = checkpoints / PART
         try:
             if self.args.process_index == 0:
                 shutil.rmtree(self._beside, ignore_errors=True)

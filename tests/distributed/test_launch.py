@@ -8,70 +8,26 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
-from tests.front_door import Outcome, environment, finetune, relative_difference
+from tests.front_door import (
+    Outcome,
+    assert_all_gone,
+    environment,
+    finetune,
+    processes_of,
+    relative_difference,
+    started,
+    wait_for_step,
+)
 
 QUICK = ["recipe=tiny_lora", "trainer.max_steps=3", "launch.device=cpu"]
 LONG = ["recipe=tiny_lora", "trainer.max_steps=100000", "launch.device=cpu", "launch.num_processes=2"]
 ACCELERATE = "accelerate.commands.launch"
 TORCHRUN = ("torch.distributed.run", "--nproc_per_node=2", "--standalone")
-
-
-@contextmanager
-def started(*words: str, at: Path, **env: str) -> Iterator[tuple[subprocess.Popen[str], Outcome]]:
-    """A long run on two processes that has made its second step; nothing of it is left afterwards."""
-    outcome = Outcome(0, "", "", at / "runs" / "run")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "finetune", *words, "run_name=run", f"output_dir={at / 'runs'}"],
-        cwd=at,
-        env=environment(**env),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process, outcome
-    finally:
-        for left in processes_of(outcome.path):
-            left.kill()
-        process.kill()
-        process.wait()
-
-
-def processes_of(run: Path) -> list[psutil.Process]:
-    """Every process whose command line names the run's folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if any(str(run) in word for word in process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return [process for process in found if process.pid != os.getpid()]
-
-
-def wait_for_step(run: Path, step: int, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        metrics = run / "metrics.jsonl"
-        if metrics.exists() and metrics.read_text(encoding="utf-8").count("\n") >= step:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"no step {step} within {seconds} s")
-
-
-def assert_all_gone(run: Path, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while processes_of(run) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert processes_of(run) == []
 
 
 def test_other_launchers_give_the_run_that_ours_gives(tmp_path: Path) -> None:

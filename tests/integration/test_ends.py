@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.front_door import environment, finetune
+from tests.front_door import finetune, started, wait_for_step
 
 LONG = ["recipe=tiny_lora", "trainer.max_steps=100000", "launch.device=cpu"]
 TOLD = "echo $FINETUNE_STATUS $FINETUNE_EXIT_CODE $FINETUNE_STEPS >> {}/told.txt"
@@ -17,32 +15,21 @@ TOLD = "echo $FINETUNE_STATUS $FINETUNE_EXIT_CODE $FINETUNE_STEPS >> {}/told.txt
 
 def test_a_checkpoint_on_demand_and_an_end_before_the_machine_goes(tmp_path: Path) -> None:
     hook = f"hooks.on_failure={TOLD.format(tmp_path)}"
-    words = [*LONG, "checkpoint.stop_at=45s", hook, "run_name=run", f"output_dir={tmp_path / 'runs'}"]
-    started = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "finetune", *words],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    folder = tmp_path / "runs" / "run"
-    while not (folder / "metrics.jsonl").exists():
-        assert time.monotonic() < started + 40
-        time.sleep(0.05)
-    (folder / "SAVE_NOW").touch()
-    while not list((folder / "checkpoints").glob("checkpoint-*")):
-        assert time.monotonic() < started + 40
-        time.sleep(0.05)
-    assert not (folder / "SAVE_NOW").exists()
-    out, _ = process.communicate(timeout=60)
-    assert time.monotonic() - started < 45
-    assert process.returncode == 143, out
-    assert "SAVE_NOW: saving a checkpoint" in out
-    assert "stop_at: saving a checkpoint, then ending" in out
-    assert (tmp_path / "told.txt").read_text().startswith("interrupted 143 ")
-    assert len(list((folder / "checkpoints").glob("checkpoint-*"))) == 2
+    began = time.monotonic()
+    with started(*LONG, "checkpoint.stop_at=45s", hook, at=tmp_path) as (process, run):
+        wait_for_step(run.path, 1, seconds=40)
+        (run.path / "SAVE_NOW").touch()
+        while not list((run.path / "checkpoints").glob("checkpoint-*")):
+            assert time.monotonic() < began + 40
+            time.sleep(0.05)
+        assert not (run.path / "SAVE_NOW").exists()
+        out, err = process.communicate(timeout=60)
+        assert time.monotonic() - began < 45
+        assert process.returncode == 143, out + err
+        assert "SAVE_NOW: saving a checkpoint" in out
+        assert "stop_at: saving a checkpoint, then ending" in out
+        assert (tmp_path / "told.txt").read_text().startswith("interrupted 143 ")
+        assert len(list((run.path / "checkpoints").glob("checkpoint-*"))) == 2
 
 
 def test_commands_at_the_end_are_told_how_it_ended_and_hide_nothing(tmp_path: Path) -> None:

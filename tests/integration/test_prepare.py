@@ -194,25 +194,40 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-@pytest.mark.parametrize("name", [*CASES, *ARCHIVED])
-def test_reported_faults_end_as_they_should(
-    name: str,
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def prepare(
     model: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
-    case = {**CASES, **ARCHIVED}[name]
+) -> Callable[..., Ended]:
+    """`finetune prepare` with a template's model, in the test's own folder and cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))
+
+    def run(template: str, *words: str) -> Ended:
+        code = main(["prepare", f"model.name_or_path={model(template)}", *words])
+        return Ended(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("name", [*CASES, *ARCHIVED])
+def test_reported_faults_end_as_they_should(name: str, prepare: Callable[..., Ended], tmp_path: Path) -> None:
+    case = {**CASES, **ARCHIVED}[name]
     file, content = (case.file, case.content.encode())
     if name in ARCHIVED:
         file, content = f"{file}.gz", gzip.compress(content)
     Path(file).write_bytes(content)
-    base = [f"model.name_or_path={model(case.template)}", f"data.train=[{{path: {file}}}]"]
-    ended = main(["prepare", *base, *case.words, "--json"])
-    printed = capsys.readouterr()
-    assert ended == case.code, printed.err
+    printed = prepare(case.template, f"data.train=[{{path: {file}}}]", *case.words, "--json")
+    assert printed.code == case.code, printed.err
     answer = json.loads(printed.out)
     for part in case.said:
         assert part in printed.err, printed.err
@@ -231,35 +246,22 @@ def test_reported_faults_end_as_they_should(
     assert train["rows_read"] == train["rows_used"] + sum(train["dropped"].values()) + train["not_drawn"]
 
 
-def test_files_of_two_formats_are_refused_with_both_named(
-    model: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_files_of_two_formats_are_refused_with_both_named(prepare: Callable[..., Ended]) -> None:
     Path("shard_a.jsonl").write_text(lines(pair("p1 ", "c1")))
     Path("shard_b.jsonl").write_text(lines({"instruction": "i1", "output": "o1"}))
     for sources in ("[{path: shard_*.jsonl}]", "[{path: shard_a.jsonl}, {path: shard_b.jsonl}]"):
-        words = [f"model.name_or_path={model('none')}", f"data.train={sources}"]
-        assert main(["prepare", *words]) == 2
-        told = capsys.readouterr().err
-        assert "shard_a.jsonl has the columns prompt, completion" in told
-        assert "shard_b.jsonl has the columns instruction, output" in told
+        refusal = prepare("none", f"data.train={sources}")
+        assert refusal.code == 2
+        assert "shard_a.jsonl has the columns prompt, completion" in refusal.err
+        assert "shard_b.jsonl has the columns instruction, output" in refusal.err
 
 
-def test_integers_in_a_text_column_are_refused_with_column_and_type(
-    model: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_integers_in_a_text_column_are_refused_with_column_and_type(prepare: Callable[..., Ended]) -> None:
     table = pyarrow.table({"prompt": ["two plus two? "], "completion": [4]})
     pyarrow.parquet.write_table(table, "wrong.parquet")
-    words = [f"model.name_or_path={model('none')}", "data.train=[{path: wrong.parquet}]"]
-    assert main(["prepare", *words]) == 2
-    assert "wrong.parquet row 1: column 'completion' holds int, not text" in capsys.readouterr().err
+    refusal = prepare("none", "data.train=[{path: wrong.parquet}]")
+    assert refusal.code == 2
+    assert "wrong.parquet row 1: column 'completion' holds int, not text" in refusal.err
 
 
 def test_prepare_shows_what_is_learnt_and_any_machine_can_do_it(tmp_path: Path) -> None:
@@ -318,16 +320,11 @@ def test_output_that_nobody_reads_and_functions_that_print_do_no_harm(tmp_path: 
 
 
 def test_samples_cannot_move_the_cursor_or_fake_what_is_learnt(
-    model: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    prepare: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "5")
     Path("a.jsonl").write_text(lines(talk("q \x1b[2J", "a \x1b[0m b")))
-    assert main(["prepare", f"model.name_or_path={model('markers')}", "data.train=[{path: a.jsonl}]"]) == 0
-    printed = capsys.readouterr().out
-    assert "\x1b" not in printed
-    assert "\\x1b[2J" in printed
+    shown = prepare("markers", "data.train=[{path: a.jsonl}]")
+    assert shown.code == 0
+    assert "\x1b" not in shown.out
+    assert "\\x1b[2J" in shown.out

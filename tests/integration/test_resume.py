@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.front_door import REPOSITORY, Outcome, environment, finetune
+from tests.front_door import REPOSITORY, Outcome, assert_all_gone, finetune, started
 
 WORDS = ["recipe=tiny_lora", "data.train.0.limit=40", "trainer.max_steps=8", "launch.device=cpu"]
 EVERY_STEP = ["checkpoint.every_steps=1", "checkpoint.keep=3"]
@@ -38,25 +34,16 @@ def crashed(straight: Outcome, at: Path, name: str = "run") -> Path:
 
 
 def test_a_run_that_was_killed_goes_on_by_its_name(straight: Outcome, tmp_path: Path) -> None:
-    words = [*WORDS, *EVERY_STEP, AUTO, "run_name=run", f"output_dir={tmp_path / 'runs'}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "finetune", *words],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    folder = tmp_path / "runs" / "run"
-    until = time.monotonic() + 60
-    while not (folder / "checkpoints" / "checkpoint-2").exists():
-        assert time.monotonic() < until
-        assert process.poll() is None
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    time.sleep(1)  # the workers follow their parent
-    assert not (folder / "model").exists()
+    with started(*WORDS, *EVERY_STEP, AUTO, at=tmp_path) as (process, run):
+        until = time.monotonic() + 60
+        while not (run.path / "checkpoints" / "checkpoint-2").exists():
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+        assert_all_gone(run.path)
+        assert not (run.path / "model").exists()
     again = finetune(*WORDS, *EVERY_STEP, AUTO, at=tmp_path)
     assert again.code == 0, again.err
     assert "resume    from step" in again.out
@@ -65,6 +52,7 @@ def test_a_run_that_was_killed_goes_on_by_its_name(straight: Outcome, tmp_path: 
     done = finetune(*WORDS, *EVERY_STEP, AUTO, at=tmp_path)
     assert done.code == 0
     assert "it is completed, there is nothing to do" in done.out
+    assert "starts again" not in done.out
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_named(straight: Outcome, tmp_path: Path) -> None:
