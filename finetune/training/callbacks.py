@@ -104,7 +104,7 @@ class Counters(TrainerCallback):
         self.trainer.highest_rate = max(self.trainer.highest_rate, *lr_scheduler.get_last_lr())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.count_step(state.global_step - 1)
+        self.trainer.count_step()
 
 
 class Checkpoints(TrainerCallback):

@@ -128,11 +128,14 @@ class RunTrainer(SFTTrainer):
         rates = [entry["learning_rate"] for entry in self.state.log_history if "learning_rate" in entry]
         self.highest_rate = max(rates, default=0.0)
         for done in range(step):
-            self.count_step(done)
+            self._count(done)
         self._logged_tokens = self.seen_tokens
 
-    def count_step(self, step: int) -> None:
-        """Add the rows of an optimizer step, counted from 0, to the counters."""
+    def count_step(self) -> None:
+        """Add the rows of the optimizer step that just ended to the counters."""
+        self._count(self.state.global_step - 1)
+
+    def _count(self, step: int) -> None:
         rows = self.sampler.window(step)
         self.seen_tokens += int(self.row_lengths[rows].sum())
         self.seen_supervised += int(self.row_supervised[rows].sum())
