@@ -16,6 +16,7 @@ from finetune.model.source import find_source
 from finetune.model.target import find_target
 from finetune.report.card import card_of
 from finetune.report.record import read_samples
+from finetune.training.checkpoint import damage
 from finetune.words import Words
 
 
@@ -35,6 +36,8 @@ def merge(words: Words) -> dict[str, Any]:
     """Check, write, prove, upload; returns what `--json` prints."""
     problems: list[Problem] = []
     source = find_source(words.runs[0], list(words.overrides), problems)
+    if source is not None and source.trained is not None and (wrong := damage(source.folder)):
+        problems.append(Problem(words.runs[0], wrong, "Take another checkpoint of this run."))
     dtype, address = words.values.get("--dtype"), words.values.get("--push")
     target = find_target(source, words.values.get("--to"), dtype, problems)
     if address is not None:

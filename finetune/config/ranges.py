@@ -61,6 +61,12 @@ RANGES: dict[str, tuple[Test, str]] = {
     "checkpoint.every_minutes": POSITIVE,
     "checkpoint.every_steps": POSITIVE,
     "checkpoint.keep": POSITIVE,
+    "checkpoint.best": (
+        lambda v: v == "eval_loss",
+        "eval_loss, the only metric that is evaluated while training",
+    ),
+    "checkpoint.early_stopping_patience": POSITIVE,
+    "checkpoint.early_stopping_threshold": NOT_NEGATIVE,
 }
 
 

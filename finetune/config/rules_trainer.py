@@ -46,7 +46,7 @@ def check_trainer(case: Case, batch: Batch) -> None:
 
 def check_data(case: Case) -> None:
     """Files that are not there, and evaluation that has nothing to read."""
-    data, trainer = case.config.data, case.config.trainer
+    data, trainer, checkpoint = case.config.data, case.config.trainer, case.config.checkpoint
     check_sources(case)
     has_rows = bool(data.eval) or data.eval_fraction > 0
     wants = [
@@ -54,6 +54,7 @@ def check_data(case: Case) -> None:
         for text, wanted in (
             (f"trainer.eval_strategy={trainer.eval_strategy}", trainer.eval_strategy != "no"),
             ("trainer.eval_on_start=true", trainer.eval_on_start),
+            (f"checkpoint.best={checkpoint.best}", checkpoint.best is not None),
             (
                 f"trainer.lr_scheduler_type={trainer.lr_scheduler_type}",
                 trainer.lr_scheduler_type in NEEDS_EVALUATION,
@@ -64,7 +65,15 @@ def check_data(case: Case) -> None:
     if wants and not has_rows:
         fix = "Set data.eval='[{path: FILE}]' or data.eval_fraction=0.05."
         case.refuse(" and ".join(wants), "there are no rows for evaluation", fix)
-    if has_rows and trainer.eval_strategy == "no":
+    if checkpoint.early_stopping_patience is not None and checkpoint.best is None:
+        why = "it counts evaluations without a new best, and no best one is kept"
+        key = f"checkpoint.early_stopping_patience={checkpoint.early_stopping_patience}"
+        case.refuse(key, why, "Set checkpoint.best=eval_loss.")
+    if has_rows and trainer.eval_strategy == "no" and checkpoint.best is not None:
+        why = "nothing is evaluated while training (trainer.eval_strategy=no)"
+        fix = "Set trainer.eval_strategy=steps trainer.eval_steps=N, or epoch."
+        case.refuse(f"checkpoint.best={checkpoint.best}", why, fix)
+    elif has_rows and trainer.eval_strategy == "no":
         if trainer.lr_scheduler_type in NEEDS_EVALUATION:
             why = "it follows the evaluation loss, and trainer.eval_strategy=no"
             case.refuse(

@@ -313,7 +313,15 @@ class CheckpointConfig:
     every_steps: int | None = None
     """Optimizer steps between checkpoints; null: none by steps."""
     keep: int = 2
-    """How many checkpoints stay on disk."""
+    """How many checkpoints stay on disk, the best one aside."""
+    best: str | None = None
+    """`eval_loss`: the checkpoint with the lowest evaluation loss stays too, and `model/` holds its weights.
+    null: `model/` holds those of the last step.
+    """
+    early_stopping_patience: int | None = None
+    """End the run after so many evaluations in a row without a new best; needs `best`. null: never."""
+    early_stopping_threshold: float = 0.0
+    """By how much an evaluation must be better than the best to count for `early_stopping_patience`."""
     resume: str = "never"
     """`auto`: go on with the run of this `run_name` from its newest whole checkpoint, or begin it. Or the
     path of a checkpoint or a run.

@@ -10,8 +10,8 @@ ALIASES = {
 
 _ORDER = "the order of the rows comes from `seed` alone, and it is the same for any number of processes"
 _CHECKPOINTS = "use checkpoint.every_minutes or checkpoint.every_steps"
-_RESUME = "resuming (checkpoint.resume) is not built yet"
-_BEST = "keeping the best checkpoint (checkpoint.best) is not built yet"
+_RESUME = "use checkpoint.resume=auto (or the path of a checkpoint), which takes up everything"
+_BEST = "use checkpoint.best=eval_loss: the best checkpoint stays, and model/ holds its weights"
 _HUB = "a run pushes nothing (`merge --push` is not built yet): use `hf upload` on its model/ folder"
 _STRATEGY = "use distributed=NAME; its settings are rendered from the strategy"
 _LOSS_ON = "use data.loss_on (assistant, last_assistant, completion or all)"

@@ -18,14 +18,17 @@ from peft import PeftModel
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import safe_open
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from finetune.config.schema import Method, RunConfig, Thinking
 from finetune.errors import refuse
-from finetune.model.export import Written, layer_of, plain_tensors, save_full
+from finetune.model.adapter import attach_adapter
+from finetune.model.export import Written, layer_of, plain_tensors, save_full, save_words
 from finetune.model.float32 import merge_in_float32
 from finetune.model.load import checkpoint_dtype, model_config, open_weights
 from finetune.model.source import Source
-from finetune.model.tokenizer import TOKENIZER_FILES
+from finetune.model.state import BUFFER, WEIGHT, SavedState
+from finetune.model.tokenizer import TOKENIZER_FILES, load_tokenizer, turn_end, unthinking
 
 BESIDE_WEIGHTS = ("tokenizer.model", "preprocessor_config.json", "processor_config.json", "*.py")
 """Files of the base that other programs look for: llama.cpp's converter, vLLM for models with towers."""
@@ -35,6 +38,8 @@ def open_source(source: Source) -> tuple[PreTrainedModel | PeftModel, torch.dtyp
     """The model as it was trained, its base unquantised and in its own dtype, the adapter in float32."""
     config = model_config(source.model)
     dtype = checkpoint_dtype(config)
+    if source.trained is not None:
+        return _open_checkpoint(source, source.trained, config), dtype
     base = open_weights(config, source.model, dtype, None).eval()
     if (source.folder / "generation_config.json").exists():
         base.generation_config = base.generation_config.from_pretrained(source.folder)
@@ -55,6 +60,23 @@ def open_source(source: Source) -> tuple[PreTrainedModel | PeftModel, torch.dtyp
     return model.eval(), dtype
 
 
+def _open_checkpoint(
+    source: Source, trained: RunConfig, config: PretrainedConfig
+) -> PreTrainedModel | PeftModel:
+    """The model put together as for training, but unquantised, and filled with a checkpoint's weights."""
+    full = trained.adapter.method is Method.full
+    dtype = torch.float32 if full else checkpoint_dtype(config)
+    base = open_weights(config, source.model, dtype, None)
+    model = attach_adapter(base.requires_grad_(full), trained.adapter, trained.seed, source.model.revision)
+    state = SavedState(source.folder)
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    with torch.no_grad():
+        for kind in (WEIGHT, BUFFER):
+            for name in state.names(kind):
+                state.read(kind, name, tensors[name].shape, 0, tensors[name].view(-1))
+    return model.eval()
+
+
 def write_merged(model: PreTrainedModel | PeftModel, folder: Path, dtype: torch.dtype) -> Written:
     """Write every weight and the config; `model` is used up by it."""
     if not isinstance(model, PeftModel):
@@ -73,17 +95,38 @@ def write_merged(model: PreTrainedModel | PeftModel, folder: Path, dtype: torch.
     return save_full(plain, folder, dtype, is_main=True, groups=groups)
 
 
+def source_tokenizer(source: Source) -> PreTrainedTokenizerBase:
+    """The tokenizer that the model was trained with, its template as the model is to be served."""
+    if source.trained is None:
+        trusted = source.model.trust_remote_code
+        return AutoTokenizer.from_pretrained(words_folder(source), trust_remote_code=trusted)
+    tokenizer = load_tokenizer(source.model)
+    if source.trained.data.thinking is Thinking.off:
+        tokenizer.chat_template = unthinking(tokenizer.chat_template)
+    return tokenizer
+
+
 def write_words(source: Source, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, to: Path) -> None:
-    """Copy what belongs to a model beside its weights, byte for byte: the run's files, else the base's."""
+    """Copy what belongs to a model beside its weights, byte for byte: the run's files, else the base's. A
+    checkpoint has none yet: they are written as a run writes them.
+    """
+    if source.trained is not None:
+        _copy(source.base, BESIDE_WEIGHTS, to)
+        save_words(model, tokenizer, to, turn_end(tokenizer))
+        return
     home = words_folder(source)
-    for place, patterns in ((source.base, BESIDE_WEIGHTS), (home, TOKENIZER_FILES)):
-        for file in (found for pattern in patterns for found in place.glob(pattern) if found.is_file()):
-            (to / file.relative_to(place)).parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, to / file.relative_to(place))
+    _copy(source.base, BESIDE_WEIGHTS, to)
+    _copy(home, TOKENIZER_FILES, to)
     template = tokenizer.chat_template
     if isinstance(template, str) and not (to / "chat_template.jinja").exists():
         (to / "chat_template.jinja").write_text(template, encoding="utf-8")
     model.generation_config.save_pretrained(to)
+
+
+def _copy(place: Path, patterns: tuple[str, ...], to: Path) -> None:
+    for file in (found for pattern in patterns for found in place.glob(pattern) if found.is_file()):
+        (to / file.relative_to(place)).parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, to / file.relative_to(place))
 
 
 def words_folder(source: Source) -> Path:

@@ -5,7 +5,7 @@ torch.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from finetune import hub
 from finetune.config.case import COMMAND_LINE
 from finetune.config.overrides import parse_value, split_overrides
 from finetune.config.saved import load_config
-from finetune.config.schema import ModelConfig
+from finetune.config.schema import Method, ModelConfig, RunConfig
 from finetune.config.values import Checker, WrongValue
 from finetune.errors import Problem
 from finetune.paths import RunDir
@@ -33,6 +33,8 @@ class Source:
     """adapter_config.json; null: a whole model."""
     run: RunDir | None
     """The run that it came from, where it still lies in its folder."""
+    trained: RunConfig | None = None
+    """How a checkpoint was trained: its folder holds the state of training, and no model yet."""
 
     @property
     def base(self) -> Path:
@@ -50,7 +52,7 @@ class Source:
     def method(self) -> str:
         """What the weights are, in a word or two."""
         if self.adapter is None:
-            return "whole model"
+            return "full fine-tuning" if self.trained is not None else "whole model"
         name = "DoRA" if self.adapter.get("use_dora") else "LoRA"
         return ("rs" if self.adapter.get("use_rslora") else "") + name
 
@@ -63,6 +65,8 @@ def find_source(word: str, overrides: list[str], problems: list[Problem]) -> Sou
         problems.append(Problem(word, why, "Give a run's folder, a saved adapter's, or a model's."))
         return None
     run = _run_of(path)
+    if run is not None and path.parent == run.checkpoints:
+        return _of_checkpoint(path, run, overrides, problems)
     folder = run.model if run is not None and run.path == path else path
     if run is not None and not folder.is_dir():
         problems.append(_unfinished(run))
@@ -87,6 +91,16 @@ def find_source(word: str, overrides: list[str], problems: list[Problem]) -> Sou
     source = Source(folder, _changed(model, overrides, problems), adapter, run)
     if adapter is not None:
         _check_base(source, problems)
+    return source
+
+
+def _of_checkpoint(path: Path, run: RunDir, overrides: list[str], problems: list[Problem]) -> Source:
+    """A checkpoint of any strategy: the model is put together as it was for training."""
+    trained = load_config(run.config)
+    full = trained.adapter.method is Method.full
+    adapter = None if full else {"peft_type": "LORA", **asdict(trained.adapter)}
+    source = Source(path, _changed(trained.model, overrides, problems), adapter, run, trained)
+    _check_base(source, problems)
     return source
 
 

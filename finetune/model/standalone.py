@@ -13,12 +13,12 @@ import torch
 import transformers
 from peft import PeftModel
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from finetune.errors import RunFailed
 from finetune.model.compare import answer, apart, fixed_prompts, read, same_answer, same_logits
 from finetune.model.load import checkpoint_class
-from finetune.model.merge import open_source, words_folder, write_merged, write_words
+from finetune.model.merge import open_source, source_tokenizer, write_merged, write_words
 from finetune.model.reopen import Check, check_tensors, on_card
 from finetune.model.source import Source
 
@@ -78,7 +78,7 @@ def _write_and_prove(
 ) -> Standalone:
     """The source is let go before the written model is opened: two models are never held at once."""
     trusted = source.model.trust_remote_code
-    tokenizer = AutoTokenizer.from_pretrained(words_folder(source), trust_remote_code=trusted)
+    tokenizer = source_tokenizer(source)
     prompts = fixed_prompts(tokenizer, samples)
     model, stored = open_source(source)
     dtype = getattr(torch, dtype_name) if dtype_name else stored

@@ -45,8 +45,10 @@ def sft_arguments(config: RunConfig, facts: RunFacts, run_dir: RunDir, attention
             "remove_unused_columns": False,
             # losses that are not finite end the run; upstream's filter would log them as 0
             "logging_nan_inf_filter": False,
-            # checkpoints are asked for by callbacks
-            "save_strategy": "no",
+            # checkpoints are asked for by callbacks, and by upstream at a new best evaluation
+            "save_strategy": "no" if config.checkpoint.best is None else "best",
+            "metric_for_best_model": config.checkpoint.best,
+            "greater_is_better": False,
         },
         **trainer_arguments(facts.strategy, config.distributed),
     )

@@ -16,8 +16,10 @@ from finetune.config.schema import RunConfig
 from finetune.distributed.world import gather_objects
 from finetune.report.record import Report, summary
 from finetune.training.callbacks import Checkpoints, Counters, Record, StepLine, StopSignals
+from finetune.training.early import EarlyStopping
 from finetune.training.proof import ProveBeforeStepOne
 from finetune.training.rows import Rows
+from finetune.training.saving import Saving
 from finetune.training.trainer import RunTrainer
 
 
@@ -36,18 +38,23 @@ def build_trainer(
         model=model,
         args=arguments,
         train_dataset=rows.train,
-        keep_checkpoints=config.checkpoint.keep,
+        saving=Saving(report.run_dir, config.checkpoint.keep, arguments),
         eval_dataset=rows.eval,
         processing_class=tokenizer,
     )
     for ours_instead in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(ours_instead)
+    checkpoint = config.checkpoint
+    if checkpoint.early_stopping_patience is not None:
+        patience, threshold = checkpoint.early_stopping_patience, checkpoint.early_stopping_threshold
+        trainer.early_stopping = EarlyStopping(patience, threshold)
+        trainer.add_callback(trainer.early_stopping)
     for callback in (
         Counters(trainer),
         ProveBeforeStepOne(trainer, config, facts, report),
         Record(report.run_dir),
         StepLine(),
-        Checkpoints(config.checkpoint, report.run_dir, facts.stop_at, stop),
+        Checkpoints(trainer, config.checkpoint, facts.stop_at, stop),
         stop,
     ):
         trainer.add_callback(callback)
@@ -65,6 +72,9 @@ def record_training(report: Report, trainer: RunTrainer, facts: RunFacts, stoppe
         **summary(trainer.state.log_history, trainer.state.global_step),
         memory={"measured_bytes": memory},
         highest_learning_rate=trainer.highest_rate,
+        best=trainer.best,
+        stopped_early=trainer.stopped_early,
+        checkpoints={"saved": trainer.saving.saved, "waited_seconds": trainer.saving.waited_seconds},
     )
     report.update(status="failed")  # until the saved model is verified
     if stopped_by:

@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from finetune.config.schema import CheckpointConfig
 from finetune.distributed.world import any_rank, some_rank_failed
 from finetune.paths import RunDir
+from finetune.training.live import live_state
 from finetune.training.trainer import RunTrainer
 
 log = logging.getLogger(__name__)
@@ -115,22 +116,28 @@ class Checkpoints(TrainerCallback):
     """
 
     def __init__(
-        self, checkpoint: CheckpointConfig, run_dir: RunDir, stop_at: float | None, stop: StopSignals
+        self, trainer: RunTrainer, checkpoint: CheckpointConfig, stop_at: float | None, stop: StopSignals
     ) -> None:
+        self.trainer = trainer
+        self.saving = trainer.saving
         self.checkpoint = checkpoint
-        self.run_dir = run_dir
         self.stop_at = stop_at
         self.stop = stop
         self.last = self.step_began = time.monotonic()
         left = stop_at - time.time() if stop_at is not None else 0.0
-        self.save_seconds = min(FIRST_SAVE_SECONDS, left / 5)
-        """The longest save so far; before the first one a guess."""
+        self.first_save_seconds = min(FIRST_SAVE_SECONDS, left / 5)
+        """A guess."""
         self.step_seconds = 0.0
+        self.proved = False
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.step_began = time.monotonic()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.saving.check()
+        if not self.proved:
+            self.saving.prove(live_state(self.trainer), self.checkpoint)
+            self.proved = True
         now = time.monotonic()
         self.step_seconds = max(self.step_seconds, now - self.step_began)
         every = self.checkpoint.every_steps
@@ -143,18 +150,16 @@ class Checkpoints(TrainerCallback):
             control.should_save = True
             self.last = time.monotonic()
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.save_seconds = max(self.save_seconds, time.monotonic() - self.last)
-
     def _wanted(self, now: float) -> int:
         if self.stop_at is not None:
-            needed = self.step_seconds + SAFETY * self.save_seconds
+            save_seconds = self.saving.longest_seconds or self.first_save_seconds
+            needed = self.step_seconds + SAFETY * save_seconds
             if time.time() + needed >= self.stop_at:
                 return STOP
         minutes = self.checkpoint.every_minutes
-        asked = self.run_dir.save_now.exists()
+        asked = self.saving.run_dir.save_now.exists()
         if asked:
-            self.run_dir.save_now.unlink(missing_ok=True)
+            self.saving.run_dir.save_now.unlink(missing_ok=True)
             log.info("SAVE_NOW: saving a checkpoint")
         late = minutes is not None and now - self.last >= minutes * 60
         return SAVE if asked or late else NOTHING

@@ -16,16 +16,18 @@ from typing import Any
 import xxhash
 
 from finetune.errors import RunFailed
-from finetune.paths import RunDir
+from finetune.paths import RunDir, write_whole
 
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+NUMBERS = "state.json"
+"""Everything of optimizer and schedule that is no tensor."""
 PART, ASIDE = ".part", ".aside-"
 """Beside the checkpoints: where one is being written, and how those that are no longer seen begin."""
 NAME = re.compile(r"checkpoint-(\d+)")
-UNWANTED = ("training_args.bin",)
-"""Upstream writes every argument there, a hub token in clear among them; nothing here reads it."""
+SEAL = ".sealed-"
+"""How a rank's mark begins that says: my files are on the disk."""
 
 BLOCK = 2**24
 
@@ -39,46 +41,41 @@ class Found:
     skipped: tuple[str, ...] = ()
 
 
+Entry = dict[str, Any]
+"""Of a file in the manifest: `bytes`, and `xxh3`, a checksum of 128 bits that finds damage, not forgery."""
+
+
+def state_file(rank: int, number: int) -> str:
+    """Where a rank's tensors lie in a checkpoint."""
+    return f"state/rank-{rank:05d}-{number:03d}.safetensors"
+
+
 def missing_part(files: Iterable[str], num_processes: int) -> str:
-    """Which part of a resumable state is not among the files: upstream goes on without most in silence."""
-    names = list(files)
-    random_numbers = [f"rng_state_{rank}.pth" for rank in range(num_processes)]
+    """Which part of a resumable state is not among the files."""
+    names = set(files)
+    ranks = range(num_processes)
     parts = {
-        "the state of the trainer": ("trainer_state.json",),
-        "the weights": (".safetensors", "pytorch_model_fsdp_0/", "global_step"),
-        "the optimizer": ("optimizer.pt", "optimizer_0/", "global_step"),
-        "the schedule": ("scheduler.pt", "global_step"),
-        **{name: (name if num_processes > 1 else "rng_state.pth",) for name in random_numbers},
+        "the state of the trainer": "trainer_state.json",
+        "the numbers of optimizer and schedule": NUMBERS,
+        **{f"the state of rank {rank}": state_file(rank, 0) for rank in ranks},
+        **{
+            f"the random numbers of rank {rank}": f"rng_state_{rank}.pth"
+            if num_processes > 1
+            else "rng_state.pth"
+            for rank in ranks
+        },
     }
-    lost = [
-        part for part, signs in parts.items() if not any(sign in name for sign in signs for name in names)
-    ]
-    return ", ".join(lost)
+    return ", ".join(part for part, name in parts.items() if name not in names)
 
 
-def seal(folder: Path, step: int, about: dict[str, Any]) -> int:
-    """List every file with its size and checksum, and bring all of it to the disk; returns the bytes.
-
-    Checksums are XXH3 (128 bits): they find damage, not forgery.
+def entry_of(path: Path) -> Entry:
+    """Bring a file to the disk, and look at what is there (not at the copy in memory, where the system can
+    tell them apart).
     """
-    for name in UNWANTED:
-        (folder / name).unlink(missing_ok=True)
-    files: dict[str, dict[str, Any]] = {}
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
-        files[str(file.relative_to(folder))] = {"bytes": file.stat().st_size, "xxh3": checksum(file)}
-    for inside in sorted({(folder / name).parent for name in files}, reverse=True):
-        _bring_to_disk(inside)
-    lost = missing_part(files, about["num_processes"])
-    if lost:
-        raise OSError(f"the libraries have not written {lost}")
-    manifest = folder / MANIFEST
-    with manifest.open("w", encoding="utf-8") as stream:
-        json.dump({"step": step, **about, "files": files}, stream, indent=2)
-        stream.flush()
+    with path.open("rb") as stream:
         os.fsync(stream.fileno())
-    return sum(int(entry["bytes"]) for entry in files.values())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return {"bytes": path.stat().st_size, "xxh3": checksum(path)}
 
 
 def checksum(file: Path) -> str:
@@ -89,12 +86,17 @@ def checksum(file: Path) -> str:
     return digest.hexdigest()
 
 
-def checkpoint_to_resume(run_dir: RunDir) -> tuple[str | None, int]:
-    """The checkpoint that the parent has chosen for this run, and its step."""
+def seal(folder: Path, rank: int, entries: dict[str, Entry]) -> None:
+    """Say that all files of this rank are on the disk."""
+    write_whole(folder / f"{SEAL}{rank}", json.dumps(entries))
+
+
+def checkpoint_to_resume(run_dir: RunDir) -> str | None:
+    """The checkpoint that the parent has chosen for this run."""
     if not run_dir.resume.exists():
-        return None, 0
-    chosen = json.loads(run_dir.resume.read_text(encoding="utf-8"))
-    return chosen["checkpoint"], chosen["step"]
+        return None
+    chosen: str = json.loads(run_dir.resume.read_text(encoding="utf-8"))["checkpoint"]
+    return chosen
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -148,28 +150,40 @@ def step_of(folder: Path) -> int:
     return int(match[1])
 
 
-def publish(beside: Path, checkpoints: Path, step: int, keep: int, about: dict[str, Any]) -> None:
-    """Make a finished save visible in one move, and only then drop what is over `keep`. Rank 0 alone."""
-    started = time.perf_counter()
-    written, target = beside / f"checkpoint-{step}", checkpoints / f"checkpoint-{step}"
-    try:
-        size = seal(written, step, about)
-        if target.exists():
-            set_aside(target)  # the same step, saved again after a resume
-        written.rename(target)
-        _bring_to_disk(checkpoints)
-    except OSError as error:
-        raise cannot_write(checkpoints, error) from error
-    shutil.rmtree(beside, ignore_errors=True)
-    others = [path for path in numbered(checkpoints) if path != target]
+def publish(written: Path, checkpoints: Path, keep: int, best: int | None, about: dict[str, Any]) -> int:
+    """Make a save visible in one move once every rank has sealed its part, and only then drop older ones:
+    `keep` stay, and the one of step `best`. Rank 0 alone; returns the bytes of the checkpoint.
+    """
+    files: dict[str, Entry] = {}
+    for rank in range(about["num_processes"]):
+        mark = written / f"{SEAL}{rank}"
+        while not mark.exists():  # a rank that cannot write ends, and all others with it
+            time.sleep(0.01)
+        files |= json.loads(mark.read_text(encoding="utf-8"))
+        mark.unlink()
+    lost = missing_part(files, about["num_processes"])
+    if lost:
+        raise OSError(f"the libraries have not written {lost}")
+    target = checkpoints / written.name
+    with (written / MANIFEST).open("w", encoding="utf-8") as stream:
+        json.dump({"step": step_of(target), **about, "files": files}, stream, indent=2)
+        stream.flush()
+        os.fsync(stream.fileno())
+    for inside in {(written / name).parent for name in files}:
+        _bring_to_disk(inside)
+    if target.exists():
+        set_aside(target)  # the same step, saved again after a resume
+    written.rename(target)
+    _bring_to_disk(checkpoints)
+    shutil.rmtree(written.parent, ignore_errors=True)
+    others = [path for path in numbered(checkpoints) if path != target and step_of(path) != best]
     over = others[: max(0, len(others) - keep + 1)]
     for old in [*over, *checkpoints.glob(f"{ASIDE}*")]:
         try:
             shutil.rmtree(old)
         except OSError as error:
             log.warning("an old checkpoint cannot be removed: %s: %s", old, error.strerror)
-    seconds = time.perf_counter() - started
-    log.info("saved     %s (%.1f MB, sealed in %.1f s)", target, size / 1e6, seconds)
+    return sum(int(entry["bytes"]) for entry in files.values())
 
 
 def set_aside(folder: Path) -> None:

@@ -16,6 +16,7 @@ from finetune.paths import RunDir
 from finetune.training.hooks import run_hook
 from finetune.training.prepare import freed_when_refused, prepare_rows
 from finetune.training.process import Terminal, end, guarded, keep_output
+from finetune.training.room import refuse_small_disk
 from finetune.training.start import check_run, open_run
 from finetune.training.supervise import found_to_resume
 from finetune.training.worker import run
@@ -62,6 +63,7 @@ def open_together(
         say(f"run       {run_dir.path}")
         with freed_when_refused(run, run_dir, resume):
             fetch_model(run.config.model)
+            refuse_small_disk(run.config, run_dir)
             prepare_rows(run, run_dir, say)
         return str(run_dir.path)
 

@@ -16,7 +16,6 @@ from finetune.config.facts import load_facts
 from finetune.config.rules import RunFacts
 from finetune.config.saved import load_config
 from finetune.config.schema import RunConfig
-from finetune.config.strategy import TRAITS, Engine
 from finetune.errors import Problem, Refusal, refuse
 from finetune.paths import RunDir, write_whole
 from finetune.report.record import read_report
@@ -124,25 +123,13 @@ def compare(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> Differences:
             why = f"the run was begun with {was}"
             found.problems.append(Problem(f"{what} {now}", why, "Take the old one."))
     was, now = _world(old_facts), _world(facts)
-    if was != now and _elastic(old_facts) is not None and _elastic(old_facts) == _elastic(facts):
-        found.harmless.append(f"{was} -> {now} (random numbers, which dropout alone uses, are others)")
-    elif was != now:
-        fix = (
-            "Take the old ones: only single and ddp, and fsdp on other numbers of processes, may take turns."
-        )
-        found.problems.append(Problem(now, f"the run was begun with {was}", fix))
+    if was != now:
+        found.harmless.append(f"{was} -> {now} (random numbers, which dropout alone uses, start anew)")
     return found
 
 
 def _world(facts: RunFacts) -> str:
     return f"{facts.strategy.value} on {facts.num_processes} process{'es' * (facts.num_processes > 1)}"
-
-
-def _elastic(facts: RunFacts) -> str | None:
-    """Runs of one kind read each other's checkpoints on any number of processes; None: they do not."""
-    engine = TRAITS[facts.strategy].engine
-    kinds = {Engine.none: "plain", Engine.ddp: "plain", Engine.fsdp2: facts.strategy.value}
-    return kinds.get(engine)
 
 
 def take_up(resume: Resume) -> None:

@@ -20,6 +20,7 @@ from finetune.training.hooks import run_hook
 from finetune.training.lock import held
 from finetune.training.prepare import freed_when_refused, prepare_rows, refuse_other_rows
 from finetune.training.resume import NEVER, Resume, resume_lines
+from finetune.training.room import refuse_small_disk
 from finetune.training.start import CheckedRun, open_run, to_resume
 
 Say = Callable[[str], None]
@@ -44,6 +45,7 @@ def _start_and_wait(
     try:
         with freed_when_refused(run, run_dir, resume):
             fetch_model(run.config.model)
+            refuse_small_disk(run.config, run_dir)
             with Workers(run_dir, run.facts, run.config.launch, relay) as workers:
                 prepare_rows(run, run_dir, say)
                 ended = workers.wait()
@@ -65,6 +67,7 @@ def start_detached(run: CheckedRun, say: Say, resume: Resume | None = None) -> R
         run_dir = open_run(run, resume)
     with freed_when_refused(run, run_dir, resume):
         fetch_model(run.config.model)
+        refuse_small_disk(run.config, run_dir)
         prepare_rows(run, run_dir, say)
     with (run_dir.logs / "parent.log").open("ab") as log:
         process = subprocess.Popen(

@@ -58,14 +58,15 @@ def train(
         model = attach_adapter(loaded.model, config.adapter, config.seed, config.model.revision)
         start = adapter_sums(model, loaded.checkpoint_dtype)
         trainer = build_trainer(arguments, model, tokenizer, rows, config, facts, report, stop)
-        checkpoint_path, trainer.resumed_step = checkpoint_to_resume(run_dir)
-        trainer.train(resume_from_checkpoint=checkpoint_path)
+        trainer.train(resume_from_checkpoint=checkpoint_to_resume(run_dir))
+        trainer.saving.wait()
         record_training(report, trainer, facts, stop.agreed)
         if stop.agreed:
             log.info(
                 "stopped   after step %d; checkpoint: %s", trainer.state.global_step, run_dir.checkpoints
             )
             return None
+        trainer.take_up_best()
         return save_model(trainer, loaded, start, tokenizer, config.data.thinking, run_dir)
 
 

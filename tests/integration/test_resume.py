@@ -57,12 +57,12 @@ def test_a_run_that_was_killed_goes_on_by_its_name(straight: Outcome, tmp_path: 
 
 def test_a_damaged_checkpoint_is_passed_over_and_named(straight: Outcome, tmp_path: Path) -> None:
     folder = crashed(straight, tmp_path)
-    (folder / "checkpoints" / "checkpoint-8" / "optimizer.pt").unlink()
+    (folder / "checkpoints" / "checkpoint-8" / "state.json").unlink()
     (folder / "checkpoints" / "checkpoint-7" / "manifest.json").unlink()
     (folder / "checkpoints" / "checkpoint-99").mkdir()
     again = finetune(*WORDS, *EVERY_STEP, AUTO, at=tmp_path)
     assert again.code == 0, again.err
-    assert "passed over checkpoint-8: optimizer.pt is missing" in again.out
+    assert "passed over checkpoint-8: state.json is missing" in again.out
     assert "passed over checkpoint-99: it has no manifest.json" in again.out
     assert "from step 6" in again.out
     assert again.losses == straight.losses
@@ -90,10 +90,10 @@ def test_what_cannot_be_gone_on_with_is_refused_and_left_alone(straight: Outcome
     fewer = finetune(*WORDS, f"data.train.0.path={rows}", AUTO, at=tmp_path)
     assert fewer.code == 2
     assert "data.train.0.path" in fewer.err
-    (folder / "checkpoints" / "checkpoint-8" / "optimizer.pt").unlink()
+    (folder / "checkpoints" / "checkpoint-8" / "state.json").unlink()
     named = finetune(*WORDS, f"checkpoint.resume={folder}/checkpoints/checkpoint-8", at=tmp_path)
     assert named.code == 2
-    assert "optimizer.pt is missing" in named.err
+    assert "state.json is missing" in named.err
     assert "run_name" in finetune(*WORDS, AUTO, "--dry-run", at=tmp_path).err
     for path, content in before.items():
         assert not path.exists() or path.read_bytes() == content, path

@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from finetune.errors import RunFailed, UserError
+from finetune.errors import UserError
 from finetune.paths import RunDir
-from finetune.training.checkpoint import MANIFEST, Found, damage, newest_whole, publish
+from finetune.training.checkpoint import (
+    MANIFEST,
+    Found,
+    cannot_write,
+    damage,
+    entry_of,
+    newest_whole,
+    publish,
+    seal,
+)
 from finetune.training.lock import held
+from finetune.training.state_files import Part, write_file
+
+TENSORS = "state/rank-00001-000.safetensors"
 
 
-def save(checkpoints: Path, step: int, keep: int = 9) -> Path:
-    """Publish a checkpoint as a save leaves it beside the others."""
+def save(checkpoints: Path, step: int, keep: int = 9, best: int | None = None, without: str = "") -> Path:
+    """Publish a checkpoint as two ranks leave it beside the others."""
     part = checkpoints / ".part" / f"checkpoint-{step}"
-    (part / "deep").mkdir(parents=True)
-    (part / "weights.safetensors").write_bytes(b"w" * 1000)
-    (part / "deep" / "optimizer.pt").write_bytes(b"o" * 10)
-    for name in ("trainer_state.json", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
-        (part / name).write_bytes(b"x")
-    (part / "training_args.bin").write_bytes(b"hub token")
-    publish(part.parent, checkpoints, step, keep, {"num_processes": 2})
+    (part / "state").mkdir(parents=True)
+    small = {0: ["trainer_state.json", "state.json", "rng_state_0.pth"], 1: ["rng_state_1.pth"]}
+    for rank, names in small.items():
+        own = [f"state/rank-{rank:05d}-000.safetensors", *names]
+        for name in own:
+            (part / name).write_bytes(b"w" * 1000)
+        seal(part, rank, {name: entry_of(part / name) for name in own if name != without})
+    publish(part, checkpoints, keep, best, {"num_processes": 2})
     return checkpoints / f"checkpoint-{step}"
 
 
 def cut(folder: Path) -> None:
-    (folder / "weights.safetensors").write_bytes(b"w" * 500)
+    (folder / TENSORS).write_bytes(b"w" * 500)
 
 
 def flip(folder: Path) -> None:
-    (folder / "weights.safetensors").write_bytes(b"w" * 999 + b"v")
+    (folder / TENSORS).write_bytes(b"w" * 999 + b"v")
 
 
 def lose(folder: Path) -> None:
-    (folder / "deep" / "optimizer.pt").unlink()
+    (folder / "state.json").unlink()
 
 
 def unseal(folder: Path) -> None:
@@ -50,9 +63,9 @@ def garble(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (cut, "weights.safetensors has 500 bytes instead of 1000"),
-        (flip, "weights.safetensors has changed"),
-        (lose, "deep/optimizer.pt is missing"),
+        (cut, f"{TENSORS} has 500 bytes instead of 1000"),
+        (flip, f"{TENSORS} has changed"),
+        (lose, "state.json is missing"),
         (unseal, "the save was not finished"),
         (garble, "cannot be read"),
     ],
@@ -81,48 +94,56 @@ def test_folders_that_are_no_checkpoints_are_not_looked_at(tmp_path: Path) -> No
     assert newest_whole(tmp_path) == [f"checkpoint-99: {damage(tmp_path / 'checkpoint-99')}"]
 
 
-def test_old_ones_go_when_the_new_one_is_there_and_arguments_are_not_kept(tmp_path: Path) -> None:
+def test_old_ones_go_when_the_new_one_is_there_but_the_best_stays(tmp_path: Path) -> None:
     for step in (6, 7, 8):
         save(tmp_path, step, keep=5)
     assert len(list(tmp_path.iterdir())) == 3
     for step in (9, 10, 11):
         save(tmp_path, step, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-11"]
-    assert not list(tmp_path.rglob("training_args.bin"))
-    assert damage(tmp_path / "checkpoint-11") == ""
+    for step in (12, 13, 14):
+        save(tmp_path, step, keep=1, best=12)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-12", "checkpoint-14"]
+    assert damage(tmp_path / "checkpoint-14") == ""
 
 
-def test_a_save_that_fails_leaves_the_old_one_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older = save(tmp_path, 1)
 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("finetune.training.checkpoint.os.fsync", full)
-    with pytest.raises(RunFailed, match=r"(?s)No space left on device.*The last whole one is .*checkpoint-1"):
+    with pytest.raises(OSError, match="No space left on device"):
         save(tmp_path, 2, keep=1)
     assert newest_whole(tmp_path) == Found(older, 1)
+    told = str(cannot_write(tmp_path, OSError(28, "No space left on device")))
+    assert "No space left on device" in told
+    assert f"The last whole one is {older}" in told
 
 
-@pytest.mark.parametrize(
-    "name", ["trainer_state.json", "scheduler.pt", "rng_state_1.pth", "deep/optimizer.pt"]
-)
+@pytest.mark.parametrize("name", ["trainer_state.json", "state.json", "rng_state_1.pth", TENSORS])
 def test_a_save_that_lacks_a_part_is_no_checkpoint(name: str, tmp_path: Path) -> None:
     whole = save(tmp_path, 1)
-    part = tmp_path / ".part" / "checkpoint-2"
-    shutil.copytree(whole, part)
-    (part / name).unlink()
-    with pytest.raises(RunFailed, match="the libraries have not written"):
-        publish(part.parent, tmp_path, 2, 9, {"num_processes": 2})
+    with pytest.raises(OSError, match="the libraries have not written"):
+        save(tmp_path, 2, without=name)
     assert newest_whole(tmp_path) == Found(whole, 1)
+
+
+def test_what_does_not_read_back_as_it_was_written_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = Part({"weight/a@0": torch.zeros(4)}, {"weight/a": "[4]"})
+    write_file(tmp_path / "state" / "good", part)
+    monkeypatch.setattr("finetune.training.checkpoint.checksum", lambda file: "other")
+    with pytest.raises(OSError, match="does not read back as it was written"):
+        write_file(tmp_path / "state" / "bad", part)
 
 
 def test_the_same_step_saved_again_replaces_the_old_one(tmp_path: Path) -> None:
     save(tmp_path, 5)
     save(tmp_path, 6)
-    (save(tmp_path, 5) / "weights.safetensors").stat()
+    (save(tmp_path, 5) / TENSORS).stat()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-5", "checkpoint-6"]
 
 

@@ -1,0 +1,61 @@
+"""Is there room on the disk for what a run will save? Told before anything expensive, and exactly behind the
+first step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+from finetune.config.schema import CheckpointConfig, Method, RunConfig
+from finetune.errors import Refusal, refuse
+from finetune.paths import RunDir
+from finetune.training.checkpoint import numbered
+
+BYTES_PER_WEIGHT = 12
+"""float32 weights and the two moments of AdamW, which most optimizers keep."""
+
+
+def refuse_small_disk(config: RunConfig, run_dir: RunDir) -> None:
+    """Refuse a full fine-tuning whose checkpoints cannot fit, by the sizes in the model's own files.
+
+    An adapter's are small; they are looked at behind the first step.
+    """
+    if config.adapter.method is not Method.full or config.trainer.optim not in (None, *ADAMW):
+        return
+    weights = stored_parameters(Path(config.model.name_or_path).expanduser())
+    lacking = too_small(config.checkpoint, run_dir, weights * BYTES_PER_WEIGHT)
+    if lacking is not None:
+        raise lacking
+
+
+ADAMW = ("adamw_torch", "adamw_torch_fused")
+
+
+def too_small(checkpoint: CheckpointConfig, run_dir: RunDir, size: int) -> Refusal | None:
+    """The refusal of a run whose checkpoints of `size` bytes do not fit beside each other."""
+    kept = checkpoint.keep + (checkpoint.best is not None)
+    copies = kept + 1 - min(len(numbered(run_dir.checkpoints)), kept)
+    free = shutil.disk_usage(run_dir.checkpoints).free
+    if copies * size <= free:
+        return None
+    best = " and the best one" if checkpoint.best is not None else ""
+    return refuse(
+        str(run_dir.checkpoints),
+        f"{free / 1e9:,.3f} GB are free, and {copies} checkpoints of {size / 1e9:,.3f} GB will be there at "
+        f"once: checkpoint.keep={checkpoint.keep}{best}, and a new one before an old one goes",
+        "Free space, set output_dir to a larger disk, or lower checkpoint.keep.",
+        subject="the disk",
+    )
+
+
+def stored_parameters(folder: Path) -> int:
+    """The weights in a local folder's safetensors, by their headers; 0 where there are none."""
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return total
