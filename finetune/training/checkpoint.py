@@ -150,9 +150,9 @@ def step_of(folder: Path) -> int:
     return int(match[1])
 
 
-def publish(written: Path, checkpoints: Path, keep: int, best: int | None, about: dict[str, Any]) -> int:
+def publish(written: Path, checkpoints: Path, keep: int, about: dict[str, Any]) -> int:
     """Make a save visible in one move once every rank has sealed its part, and only then drop older ones:
-    `keep` stay, and the one of step `best`. Rank 0 alone; returns the bytes of the checkpoint.
+    `keep` stay, and the best one. Rank 0 alone; returns the bytes of the checkpoint.
     """
     files: dict[str, Entry] = {}
     for rank in range(about["num_processes"]):
@@ -176,6 +176,7 @@ def publish(written: Path, checkpoints: Path, keep: int, best: int | None, about
     written.rename(target)
     _bring_to_disk(checkpoints)
     shutil.rmtree(written.parent, ignore_errors=True)
+    best = (about.get("best") or {}).get("step")
     others = [path for path in numbered(checkpoints) if path != target and step_of(path) != best]
     over = others[: max(0, len(others) - keep + 1)]
     for old in [*over, *checkpoints.glob(f"{ASIDE}*")]:

@@ -22,7 +22,7 @@ class EarlyStopping(EarlyStoppingCallback):
 
     def take_up(self, state: TrainerState) -> None:
         """Go on counting where a checkpoint's state has left off."""
-        saved = state.stateful_callbacks[type(self).__name__]
+        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self.early_stopping_patience_counter = saved["attributes"]["early_stopping_patience_counter"]
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:

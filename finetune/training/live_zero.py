@@ -110,7 +110,7 @@ class ZeroLive:
                     yield Range(kind, name, piece.start, mine, piece.whole, everywhere=False)
 
     def settings(self) -> Settings:
-        numbers = {}
+        numbers: dict[str, dict[str, float]] = {}
         for flat in self.flats:
             of_all = numbers_of(self.optimizer.state.get(flat.masters, {}), "a flat buffer")
             numbers |= {self.names[id(parameter)]: of_all for parameter in flat.parameters}

@@ -95,16 +95,16 @@ class Saving:
             return ""
         return f"a checkpoint takes {needed / 1e9:,.3f} GB, and {free / 1e9:,.3f} GB are free"
 
-    def write(self, live: Live, step: int, best: int | None, about: dict[str, Any]) -> None:
-        """Write the state of this moment, beside training where memory allows; it is seen when it is whole."""
+    def write(self, live: Live, step: int, best: dict[str, Any] | None) -> None:
+        """Write the state of this moment, beside training where memory allows."""
         started = time.perf_counter()
-        about = {**about, "num_processes": self.world_size, "rows": rows_read(self.run_dir)}
+        about = {"num_processes": self.world_size, "best": best, "rows": rows_read(self.run_dir)}
         own = own_bytes(live, self.rank, self.world_size) * self.local_ranks
         fits = own <= psutil.virtual_memory().available * MEMORY_SHARE
         found: Iterable[Part] = parts(live, self.rank, self.world_size)
         copies: Iterable[Part] = [on_cpu(part) for part in found] if fits else map(on_cpu, found)
         barrier()  # every rank has written its small files
-        arguments = (copies, step, best, about, started)
+        arguments = (copies, step, about, started)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
         if not fits:
@@ -130,9 +130,7 @@ class Saving:
         """Bytes of a checkpoint now."""
         return int(sum(gather_objects(own_bytes(live, self.rank, self.world_size))) * SPARE)
 
-    def _write(
-        self, copies: Iterable[Part], step: int, best: int | None, about: dict[str, Any], started: float
-    ) -> None:
+    def _write(self, copies: Iterable[Part], step: int, about: dict[str, Any], started: float) -> None:
         folder = self.checkpoints / PART / f"checkpoint-{step}"
         try:
             entries: dict[str, Entry] = {}
@@ -143,7 +141,7 @@ class Saving:
                 entries[str(file.relative_to(folder))] = entry_of(file)
             seal(folder, self.rank, entries)
             if self.rank == 0:
-                size = publish(folder, self.checkpoints, self.keep, best, about)
+                size = publish(folder, self.checkpoints, self.keep, about)
                 self.saved += 1
                 seconds = time.perf_counter() - started
                 log.info(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,19 +10,11 @@ import torch
 import torch.distributed as dist
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from trl import SFTTrainer
 
 from finetune.data.windows import WindowSampler
-from finetune.distributed.world import barrier
 from finetune.errors import RunFailed
-from finetune.training.checkpoint import cannot_write
-from finetune.training.early import EarlyStopping
-from finetune.training.live import live_state
 from finetune.training.rows import IGNORED, PreparedRows, RowLoader, row_lengths, supervised_counts
-from finetune.training.saving import Saving
-from finetune.training.state_files import take_up_state, take_up_weights, write_numbers
-
-log = logging.getLogger(__name__)
+from finetune.training.saving_trainer import SavingTrainer
 
 FP16_OVERFLOWS = 40
 """Overflows in a row while the loss scale is halved from its start of 65536 (each norm is seen twice)."""
@@ -33,7 +23,7 @@ FIXED_LENGTH = 512
 """Tokens of a document that two models are compared on."""
 
 
-class RunTrainer(SFTTrainer):
+class RunTrainer(SavingTrainer):
     """SFTTrainer on prepared rows.
 
     - `get_train_dataloader`: rows by `WindowSampler`; accelerate's sharding repeats rows at an epoch's end.
@@ -42,7 +32,7 @@ class RunTrainer(SFTTrainer):
     - `log`: tokens per second and supervised tokens beside the loss.
     """
 
-    def __init__(self, *args: Any, train_dataset: Dataset, saving: Saving, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, train_dataset: Dataset, **kwargs: Any) -> None:
         super().__init__(*args, train_dataset=train_dataset, **kwargs)
         # TRL casts the adapter of a quantised model to bfloat16; trained weights are float32 here
         for parameter in self.model.parameters():
@@ -53,9 +43,6 @@ class RunTrainer(SFTTrainer):
         )
         self.row_lengths = row_lengths(train_dataset)
         self.row_supervised = supervised_counts(train_dataset)
-        self.saving = saving
-        self._beside: Path | None = None
-        self.early_stopping: EarlyStopping | None = None
         self.seen_tokens = 0
         self.seen_supervised = 0
         self.highest_rate = 0.0
@@ -137,92 +124,6 @@ class RunTrainer(SFTTrainer):
         rows = self.sampler.window(step)
         self.seen_tokens += int(self.row_lengths[rows].sum())
         self.seen_supervised += int(self.row_supervised[rows].sum())
-
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Upstream writes the small files, we the state; it is seen when it is whole."""
-        self.saving.wait()
-        live = live_state(self)
-        lacking = self.saving.lacking(live)
-        if lacking and (self.control.should_training_stop or self.state.global_step >= self.state.max_steps):
-            raise cannot_write(self.saving.checkpoints, OSError(lacking))
-        if lacking:
-            log.warning("no room for a checkpoint at step %d: %s", self.state.global_step, lacking)
-            return
-        with self.saving.beside() as self._beside:
-            super()._save_checkpoint(model, trial)
-        self._beside = None
-        about = {
-            "global_batch_size": self.sampler.global_batch_size,
-            "best_step": self.state.best_global_step,
-        }
-        self.saving.write(live, self.state.global_step, self.state.best_global_step, about)
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Upstream would take the answer for the only reason to save."""
-        asked = self.control.should_save
-        return bool(super()._determine_best_metric(metrics, trial)) or asked
-
-    def take_up_best(self) -> None:
-        """Go back to the weights of the best checkpoint, where one is kept."""
-        if self.best is None or self.best["step"] == self.state.global_step:
-            return
-        folder = self.saving.checkpoints / f"checkpoint-{self.best['step']}"
-        if not folder.is_dir():
-            raise RunFailed(
-                f"the best evaluation was at step {self.best['step']}, and its checkpoint is not there: {folder}\n"
-                "  The last one is; go on without a best: checkpoint.resume=auto checkpoint.best=null "
-                "checkpoint.allow_changes='[checkpoint.best]'."
-            )
-        take_up_weights(folder, live_state(self))
-        log.info("best      %s %.4f at step %d: its weights are taken up", *self.best.values())
-
-    @property
-    def best(self) -> dict[str, Any] | None:
-        """The best evaluation so far: `metric`, `value`, `step`."""
-        if self.state.best_global_step is None:
-            return None
-        metric, value = self.args.metric_for_best_model, self.state.best_metric
-        return {"metric": metric, "value": value, "step": self.state.best_global_step}
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Nothing: weights are part of the state, and `model/` is written by `save_model` of ours."""
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self.args.process_index == 0:
-            Path(output_dir).mkdir(exist_ok=True)
-            write_numbers(Path(output_dir), live_state(self), self)
-        barrier()
-
-    def _save_scaler(self, output_dir: str) -> None:
-        """Nothing: it is among the numbers."""
-
-    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the weights are taken up with the rest of the state, once the model is wrapped."""
-
-    def _prepare_for_training(
-        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any
-    ) -> Any:
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
-        if resume_from_checkpoint is not None:
-            take_up_state(Path(resume_from_checkpoint), live_state(self), self)
-        return prepared
-
-    def _init_training_state(
-        self, max_steps: int, per_epoch: int, epochs: int, *rest: Any
-    ) -> tuple[int, int]:
-        """Upstream makes a step more when it resumes behind the last one: then no epoch is left here."""
-        left_off = super()._init_training_state(max_steps, per_epoch, epochs, *rest)
-        if self.early_stopping is not None:
-            self.early_stopping.take_up(self.state)
-        return (epochs, 0) if self.state.global_step >= max_steps or self.stopped_early else left_off
-
-    @property
-    def stopped_early(self) -> bool:
-        """Whether evaluations without a new best have ended the run."""
-        return self.early_stopping is not None and self.early_stopping.stopped
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return str(self._beside or self.args.output_dir)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """No card: TRL would write one into the folder of checkpoints at every save."""

@@ -36,7 +36,7 @@ def save(checkpoints: Path, step: int, keep: int = 9, best: int | None = None, w
         for name in own:
             (part / name).write_bytes(b"w" * 1000)
         seal(part, rank, {name: entry_of(part / name) for name in own if name != without})
-    publish(part, checkpoints, keep, best, {"num_processes": 2})
+    publish(part, checkpoints, keep, {"num_processes": 2, "best": best and {"step": best}})
     return checkpoints / f"checkpoint-{step}"
 
 
