@@ -26,8 +26,10 @@ SAME_SIGNAL_SECONDS = 1.0
 NOTHING, SAVE, STOP = 0, 1, 2
 """What rank 0 wants of all ranks."""
 
-FIRST_SAVE_SECONDS, SAFETY = 60.0, 2.0
-"""What a save is taken to last before the first one; how many of them are left in time before `stop_at`."""
+FIRST_SAVE_SECONDS, SAFETY, END_SECONDS = 60.0, 2.0, 5.0
+"""What a save is taken to last before the first one; how many of them are left in time before `stop_at`, and
+for the processes to end.
+"""
 
 STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 
@@ -125,7 +127,7 @@ class Checkpoints(TrainerCallback):
         self.stop = stop
         self.last = self.step_began = time.monotonic()
         left = stop_at - time.time() if stop_at is not None else 0.0
-        self.first_save_seconds = min(FIRST_SAVE_SECONDS, left / 5)
+        self.first_save_seconds = min(FIRST_SAVE_SECONDS, left / 10)
         """A guess."""
         self.step_seconds = 0.0
         self.proved = False
@@ -153,7 +155,7 @@ class Checkpoints(TrainerCallback):
     def _wanted(self, now: float) -> int:
         if self.stop_at is not None:
             save_seconds = self.saving.longest_seconds or self.first_save_seconds
-            needed = self.step_seconds + SAFETY * save_seconds
+            needed = self.step_seconds + SAFETY * save_seconds + END_SECONDS
             if time.time() + needed >= self.stop_at:
                 return STOP
         minutes = self.checkpoint.every_minutes

@@ -50,10 +50,10 @@ def resumed(
     return {name: outcomes[f"{name}-resumed"] for name in cases}
 
 
-def interrupted(straight: Outcome, folder: Path) -> None:
+def interrupted(straight: Outcome, folder: Path, at: int = AT) -> None:
     shutil.copytree(straight.path, folder, ignore=shutil.ignore_patterns("model", "report.json"))
     for checkpoint in (folder / "checkpoints").iterdir():
-        if int(checkpoint.name.split("-")[1]) > AT:
+        if int(checkpoint.name.split("-")[1]) > at:
             shutil.rmtree(checkpoint)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +86,15 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_reason(
     left = newest_whole(tmp_path)
     assert isinstance(left, list)
     assert len(left) == 2
+
+
+def test_the_newest_is_the_one_of_the_latest_step_whatever_the_clock_said(tmp_path: Path) -> None:
+    older, newer = save(tmp_path, 9), save(tmp_path, 10)
+    os.utime(newer, (0, 0))
+    os.utime(newer / MANIFEST, (0, 0))
+    assert newest_whole(tmp_path) == Found(newer, 10)
+    save(tmp_path, 11, keep=2)
+    assert not older.exists()
 
 
 def test_folders_that_are_no_checkpoints_are_not_looked_at(tmp_path: Path) -> None:
