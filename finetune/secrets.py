@@ -34,12 +34,12 @@ SHAPES = re.compile(
     r"|A[KS]IA[A-Z0-9]{16}|xox[abeprs]-[\w-]{10,}|AIza[\w-]{35}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
     # the password of an address; a secret of S3 may hold a slash, and `$NAME` is looked up by a shell
     r"|(?<=://)[^\s:@/]*:(?!\$)[^\s@/]+(?=@)|(?<=s3://)[^\s:@/]+:(?!\$)[^\s@]+(?=@)"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
 """Text that is a token, wherever it stands."""
 TOLD = re.compile(
     r"(key|token|secret|password|passwd|signature|bearer|basic)[\"']?(\s*[=:]\s*|\s+)[\"']?"
-    r"(?![/.~])(?=[^\s\"'$]*\d)[A-Za-z0-9+/_.~=-]{20,}|(wandb|key|token)\b.{0,30}\b[0-9a-f]{40}\b",
+    r"(?![/.~])(?=[^\s\"'$]*\d)[A-Za-z0-9+/_.~=-]{20,}|(wandb|key|token)\b.{0,30}\b[0-9a-f]{40}\b"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----",
     re.IGNORECASE,
 )
 """Text that is a token because of the word before it: said of a config's values alone."""
@@ -60,9 +60,9 @@ def given() -> dict[str, str]:
 
 def masked(text: str) -> str:
     """The text without the secrets of this environment, plain or encoded, and without what looks like one."""
-    text = SHAPES.sub(MASK, text)
     pattern = _pattern(tuple(given().values()))
-    return pattern.sub(MASK, text) if pattern is not None else text
+    text = pattern.sub(MASK, text) if pattern is not None else text
+    return SHAPES.sub(MASK, text)  # after it: a shape may be but the first part of a value that is known
 
 
 def secret_in(value: object) -> str:

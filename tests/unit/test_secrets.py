@@ -67,6 +67,13 @@ def test_what_looks_like_a_token_is_masked_wherever_it_stands(token: str) -> Non
     assert masked(f"got {token}, sorry") == "got ***, sorry"
 
 
+def test_a_known_value_is_masked_whole_where_only_its_beginning_has_a_known_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", SHAPED["chat"] + "/and+the=rest")
+    assert masked(f"a {SHAPED['chat']}/and+the=rest b") == "a *** b"
+
+
 def test_an_address_loses_its_password_alone() -> None:
     assert masked("at https://me:pass@host/x") == "at https://***@host/x"
     for plain in ("http://host:8080/a@b", "git+ssh://git@host/x", "https://host/x?y=1", "step 12345678"):
@@ -119,6 +126,7 @@ HELD = [
     "checkpoint.allow_changes=[{}]",
     "trainer.lr_scheduler_kwargs={{a: {}}}",
     "recipe={}",
+    "hooks.on_failure=echo '-----BEGIN OPENSSH PRIVATE KEY-----'",
     "nonsense=[{{a: {}}}]",
 ]
 
