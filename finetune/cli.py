@@ -6,15 +6,24 @@ import json
 import os
 import sys
 import traceback
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
+from typing import TextIO, cast
 
-from finetune.errors import FinetuneError, UserError
+from finetune.errors import RUN_FAILED, FinetuneError, UserError
+from finetune.secrets import MaskedStream
 from finetune.version import __version__
 from finetune.words import NOT_BUILT, VERBS, Words, help_text, split_words
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; returns the exit code. Nothing that it prints shows a secret."""
+    out, err = (cast("TextIO", MaskedStream(stream)) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(out), redirect_stderr(err):
+        return _answered(argv)
+
+
+def _answered(argv: list[str] | None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if "--debug" in arguments:
         os.environ["FINETUNE_DEBUG"] = "1"
@@ -34,6 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read the output has gone
         return 141
+    except Exception:  # noqa: BLE001  the interpreter would print it past what masks secrets
+        traceback.print_exc()
+        return RUN_FAILED
 
 
 def _run(words: Words) -> int:

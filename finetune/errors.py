@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from finetune.secrets import masked
+
 USER_MUST_ACT = 2
 CHECK_SAID_NO = 3
 RUN_FAILED = 1
@@ -13,6 +15,9 @@ class FinetuneError(Exception):
     """A failure told to the person at the keyboard: no traceback unless `--debug`."""
 
     exit_code = RUN_FAILED
+
+    def __str__(self) -> str:
+        return masked(super().__str__())  # messages of libraries are part of it
 
 
 class UserError(FinetuneError):

@@ -7,6 +7,8 @@ import os
 import sys
 import warnings
 
+from finetune.secrets import masked
+
 NOISE = (
     # printed on every CPU run without the optional `kernels` package; the slower path gives the same numbers
     "Failed to load CPU gemm_4bit_forward",
@@ -37,7 +39,7 @@ def set_up_logging(main: bool) -> None:
     """Send our own log to stdout (rank 0) and silence `NOISE`; `FINETUNE_DEBUG` shows everything."""
     debug = "FINETUNE_DEBUG" in os.environ
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_Masked("%(message)s"))
     ours = logging.getLogger("finetune")
     ours.handlers, ours.propagate = [handler], False
     ours.setLevel(logging.DEBUG if debug else logging.INFO if main else logging.WARNING)
@@ -67,6 +69,13 @@ def set_up_logging(main: bool) -> None:
         warnings.filterwarnings("ignore", message=f".*{start[:40].replace('(', '.').replace(')', '.')}")
     warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+class _Masked(logging.Formatter):
+    """In a world that another launcher made our lines go to its terminal, through nothing else of ours."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,11 +61,13 @@ def finetune(*words: str, at: Path, name: str = "run", launcher: tuple[str, ...]
 
 
 @contextmanager
-def started(*words: str, at: Path, **env: str) -> Iterator[tuple[subprocess.Popen[str], Outcome]]:
+def started(
+    *words: str, at: Path, name: str = "run", **env: str
+) -> Iterator[tuple[subprocess.Popen[str], Outcome]]:
     """A run that goes on while the test looks at it; nothing of it is left afterwards."""
-    outcome = Outcome(0, "", "", at / "runs" / "run")
+    outcome = Outcome(0, "", "", at / "runs" / name)
     process = subprocess.Popen(
-        [sys.executable, "-m", "finetune", *words, "run_name=run", f"output_dir={at / 'runs'}"],
+        [sys.executable, "-m", "finetune", *words, f"run_name={name}", f"output_dir={at / 'runs'}"],
         cwd=at,
         env=environment(**env),
         stdout=subprocess.PIPE,
@@ -93,14 +95,31 @@ def processes_of(run: Path) -> list[psutil.Process]:
     return [process for process in found if process.pid != os.getpid()]
 
 
-def wait_for_step(run: Path, step: int, seconds: float = 120) -> None:
+def wait_for(what: str, there: Callable[[], bool], seconds: float = 120, pause: float = 0.1) -> None:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        metrics = run / "metrics.jsonl"
-        if metrics.exists() and metrics.read_text(encoding="utf-8").count("\n") >= step:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"no step {step} within {seconds} s")
+    while not there():
+        assert time.monotonic() < deadline, f"no {what} within {seconds} s"
+        time.sleep(pause)
+
+
+def wait_for_step(run: Path, step: int, seconds: float = 120) -> None:
+    wait_for(f"step {step}", lambda: steps_logged(run) >= step, seconds)
+
+
+def steps_logged(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return metrics.read_text(encoding="utf-8").count("\n") if metrics.exists() else 0
+
+
+def kill_all(process: subprocess.Popen[str]) -> None:
+    """End a run as a machine that loses its power does: every process at once, none hears of it."""
+    parent = psutil.Process(process.pid)
+    for one in [parent, *parent.children(recursive=True)]:
+        try:
+            one.kill()
+        except psutil.Error:
+            continue
+    process.wait()
 
 
 def assert_all_gone(run: Path, seconds: float = 30) -> None:

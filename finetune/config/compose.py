@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from itertools import pairwise
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from finetune.config.case import COMMAND_LINE
-from finetune.config.keys import find_key
+from finetune.config.keys import find_key, instead_of_secret
 from finetune.config.overrides import Override, parse_value, split_overrides
 from finetune.config.recipes import Recipe, check_choice, config_groups, read_recipes
 from finetune.config.saved import config_node, load_config, save_config, schema_node, typed_config
@@ -25,6 +25,7 @@ from finetune.config.schema import RunConfig
 from finetune.config.values import Checker, WrongValue, written
 from finetune.errors import Problem, Refusal, refuse
 from finetune.paths import assets
+from finetune.secrets import MASK, secret_in
 
 __all__ = ["Composed", "compose", "load_config", "save_config"]
 
@@ -83,6 +84,7 @@ def compose(overrides: list[str], *, problems: list[Problem] | None = None) -> C
     notes = [*(n for r in recipes for n in r.notes), *checker.notes, *_drop_eval(values, provenance, picked)]
     choices["recipe"] = "+".join(r.name for r in recipes) or None
     config = _typed(values, found)
+    found += _secrets_of_interpolations(asdict(config))
     _make_paths_absolute(config)
     composed = Composed(config, choices, provenance, notes)
     if found and problems is None:
@@ -212,6 +214,19 @@ def _typed(values: dict[str, Any], found: list[Problem]) -> RunConfig:
     if not config.data.train and "data.train" not in wrong:
         found.append(Problem("data.train is missing", *MISSING["data.train"]))
     return config
+
+
+def _secrets_of_interpolations(node: Any, path: tuple[str, ...] = ()) -> Iterator[Problem]:
+    """`${oc.env:NAME}` brings the value of NAME into the config; what was typed has been checked before."""
+    if isinstance(node, dict | list):
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        for name, value in items:
+            yield from _secrets_of_interpolations(value, (*path, str(name)))
+    elif why := secret_in(node):
+        key = ".".join(path)
+        yield Problem(
+            f"{key}={MASK}", f"{why}, which would be written into the run's folder", instead_of_secret(key)
+        )
 
 
 def _path(key: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from finetune.config.schema import OwnTrainerFields, RunConfig
 from finetune.config.suggest import nearest_key
 from finetune.config.trainer_fields import trainer_class, trainer_fields
 from finetune.config.trainer_keys import OWNED_ELSEWHERE
+from finetune.secrets import TELLING, secret_in
 
 NOT_BUILT = re.compile(
     r"checkpoint\.remote\b.*"
@@ -48,7 +49,6 @@ NAMES_ELSEWHERE = {
 """What other tools call a key of ours."""
 
 SECRET_KEY = re.compile(r"(^|_)(access|auth|hub|api|hf)_(token|key)$|^token$|password$|secret(_key)?$")
-SECRET_VALUE = re.compile(r"\b(hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +117,21 @@ def explain_unknown(key: str) -> tuple[str, str]:
     return "no such key", f"Did you mean {close}?" if close else "`finetune --help` lists the groups of keys."
 
 
-def is_secret(key: str, value: object) -> bool:
-    """True for a key or a value that holds a token: neither may be written into a run folder."""
-    name = key.rpartition(".")[2]
-    return bool(SECRET_KEY.search(name)) or (isinstance(value, str) and bool(SECRET_VALUE.search(value)))
+def why_secret(path: tuple[str, ...], value: object) -> str:
+    """Why a key or its value may not be written into a run's folder; empty when it may."""
+    name = path[-1]
+    unknown = isinstance(value, str) and find_key(path) is None and name not in OWNED_ELSEWHERE
+    if SECRET_KEY.search(name) or (unknown and TELLING.search(name.upper())):
+        return "a token would be written into the run's folder, so it is not accepted here"
+    holds = secret_in(value)
+    return f"{holds}, which would be written into the run's folder" if holds else ""
 
 
-def masked(text: str) -> str:
-    """Text for a message: what looks like a token is left out."""
-    return SECRET_VALUE.sub("...", text)
+def instead_of_secret(key: str) -> str:
+    """Where a secret belongs."""
+    if key.startswith("hooks."):
+        return "Write $NAME in single quotes: the hook's own shell takes it from the environment."
+    return "Tokens come from the environment (HF_TOKEN, AWS_SECRET_ACCESS_KEY, ...) or `hf auth login`."
 
 
 def strip_optional(kind: Any) -> Any:

@@ -12,10 +12,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from finetune.config.keys import find_key, masked, strip_optional
+from finetune.config.keys import find_key, strip_optional
 from finetune.config.schema import SourceConfig
 from finetune.config.values import WrongValue
 from finetune.errors import Problem
+from finetune.secrets import masked
 
 SCALAR = re.compile(r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?|true|false|null", re.IGNORECASE)
 

@@ -11,11 +11,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from finetune.config.keys import masked
 from finetune.config.suggest import nearest
 from finetune.config.values import Checker
 from finetune.errors import Problem
 from finetune.paths import assets
+from finetune.secrets import masked
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from enum import Enum
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from finetune.config.keys import Key, explain_unknown, find_key, is_secret, masked, strip_optional
+from finetune.config.keys import Key, explain_unknown, find_key, instead_of_secret, strip_optional, why_secret
 from finetune.config.schema import SourceConfig
 from finetune.config.suggest import nearest
 from finetune.config.trainer_keys import ALIASES
 from finetune.errors import Problem
+from finetune.secrets import MASK, masked
 
 TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -66,11 +67,9 @@ class Checker:
 
     def _at(self, path: tuple[str, ...], value: Any) -> Any:
         dotted = ".".join(path)
-        if is_secret(dotted, value):
-            why = "a token would be written into the run's folder, so it is not accepted here"
-            self._refuse(
-                dotted, "...", why, "Tokens come from the environment (HF_TOKEN) or `hf auth login`."
-            )
+        why = why_secret(path, value)
+        if why:
+            self._refuse(dotted, MASK, why, instead_of_secret(dotted))
             return _REFUSED
         key = find_key(path)
         if key is None:
@@ -107,7 +106,8 @@ class Checker:
         return kept
 
     def _refuse(self, dotted: str, value: Any, why: str, fix: str = "") -> None:
-        shown = "" if isinstance(value, dict) else f"={written(value)}"
+        inside = value if isinstance(value, list) else [value]
+        shown = "" if any(isinstance(one, dict) for one in inside) else f"={written(value)}"
         self.problems.append(Problem(f"{dotted}{shown} ({self.origin})", why, fix))
 
 

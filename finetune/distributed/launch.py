@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread, current_thread, main_thread
@@ -22,6 +23,7 @@ from finetune.config.rules import RunFacts
 from finetune.config.schema import LaunchConfig
 from finetune.distributed.parent import end_with_parent
 from finetune.paths import RunDir
+from finetune.secrets import masked_file
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 GRACE_SECONDS = 10.0
@@ -65,7 +67,9 @@ class Workers:
                 self._handlers[number] = signal.signal(number, self._on_signal)
             self._handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.run_dir.logs.mkdir(exist_ok=True)
-        with self.run_dir.launcher_log.open("ab") as launcher_log:
+        self._log = masked_file(self.run_dir.launcher_log)
+        assert self._log.stdin is not None
+        with self._log.stdin as launcher_log:
             self.process = subprocess.Popen(
                 accelerate_command(self.run_dir, self.facts, self.launch),
                 stdin=subprocess.DEVNULL,
@@ -98,6 +102,7 @@ class Workers:
                 self.kill()
         if self.relay is not None:
             self._relaying.join(timeout=5)
+        self._wait_for_log()
         return self._ended(self.process.returncode)
 
     def kill(self) -> None:
@@ -108,6 +113,11 @@ class Workers:
                 process.kill()
         self.process.wait()
         psutil.wait_procs(alive, timeout=5)
+        self._wait_for_log()
+
+    def _wait_for_log(self) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._log.wait(timeout=2)
 
     def _ended(self, code: int) -> Ended:
         failure = first_failure(self.run_dir)

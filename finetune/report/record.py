@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from finetune.paths import RunDir, write_whole
+from finetune.secrets import masked
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ def read_samples(run_dir: RunDir) -> list[dict[str, Any]]:
 def report_end(run_dir: RunDir, status: str, told: str) -> None:
     """Mark a run as `failed` or `interrupted`, keeping what is known of it."""
     known = read_report(run_dir) if run_dir.report.exists() else {}
-    Report(run_dir, {**known, "status": status, "error": told}).write()
+    Report(run_dir, {**known, "status": status, "error": masked(told)}).write()
 
 
 def summary(history: list[dict[str, Any]], steps_made: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from finetune.config.schema import RunConfig
 from finetune.paths import RunDir
 from finetune.report.record import read_report
+from finetune.secrets import masked
 
 TIMEOUT_SECONDS = 600
 
@@ -49,7 +50,7 @@ def run_hook(config: RunConfig, run_dir: RunDir, exit_code: int, say: Callable[[
         say(f"WARNING   hooks.{name} was ended after {TIMEOUT_SECONDS} s; the run's own result stands")
         return
     for line in printed.splitlines():
-        say(f"          {line}")
+        say(f"          {masked(line)}")
     if process.returncode != 0:
         say(f"WARNING   hooks.{name} failed with exit code {process.returncode}; the run's own result stands")
 

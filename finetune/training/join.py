@@ -40,6 +40,7 @@ def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -
     code = guarded(run_dir, world.rank, run)
     if world.is_main:
         run_hook(load_config(run_dir.config), run_dir, code, log.info)
+    terminal.close_log()
     if code != 0 and not world.is_main:
         _tell(terminal, run_dir, world.rank)
     end(code)

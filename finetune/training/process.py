@@ -30,6 +30,10 @@ from finetune.errors import FinetuneError
 from finetune.logs import set_up_logging
 from finetune.paths import RunDir
 from finetune.report.record import report_end
+from finetune.secrets import masked, masked_file
+
+LOG_SECONDS = 1.0
+"""How long the end of a process waits for its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +41,34 @@ class Terminal:
     """Where this process printed before its output went to a file."""
 
     descriptor: int
+    log: subprocess.Popen[bytes]
+    """What writes that file."""
 
     def write(self, text: str) -> None:
         with suppress(OSError):  # a terminal that was closed does not end a run
             os.write(self.descriptor, text.encode("utf-8", errors="backslashreplace"))
+
+    def close_log(self) -> None:
+        """Print no more, and wait until all that was printed is in the file."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        with suppress(subprocess.TimeoutExpired):  # a child of this process may go on printing
+            self.log.wait(timeout=LOG_SECONDS)
 
 
 def run_process(run_dir: RunDir, work: Callable[[RunDir], int]) -> NoReturn:
     """Run `work` as the whole life of a process that our launcher started, and end with its exit code."""
     rank = int(os.environ.get("RANK", "0"))
     end_with_parent()
-    keep_output(run_dir, rank)
+    terminal = keep_output(run_dir, rank)
     set_up_logging(main=rank == 0)
-    end(guarded(run_dir, rank, work))
+    end(guarded(run_dir, rank, work), terminal)
 
 
-def end(code: int) -> NoReturn:
+def end(code: int, terminal: Terminal | None = None) -> NoReturn:
     """Leave the process: no interpreter shutdown, since after a failure threads of a collective may never
     end.
     """
@@ -60,6 +76,8 @@ def end(code: int) -> NoReturn:
     sys.stderr.flush()
     if code == 0 and dist.is_initialized():
         dist.destroy_process_group()
+    if terminal is not None:
+        terminal.close_log()
     os._exit(code)
 
 
@@ -80,7 +98,7 @@ def guarded(run_dir: RunDir, rank: int, work: Callable[[RunDir], int]) -> int:
 
 
 def record_failure(run_dir: RunDir, rank: int, told: str, code: int) -> None:
-    content = {"rank": rank, "time": time.time(), "exit_code": code, "told": told}
+    content = {"rank": rank, "time": time.time(), "exit_code": code, "told": masked(told)}
     run_dir.failure(rank).write_text(json.dumps(content), encoding="utf-8")
     report_end(run_dir, "failed", told)
 
@@ -88,22 +106,18 @@ def record_failure(run_dir: RunDir, rank: int, told: str, code: int) -> None:
 def keep_output(run_dir: RunDir, rank: int) -> Terminal:
     """Send everything this process prints to its file; rank 0's goes to the terminal too.
 
-    `tee` is a process of its own: it ignores Ctrl-C, and outlives both a crash of this process and a closed
-    terminal.
+    It passes through a process that masks secrets, whoever prints: Python, a library in C, a child.
     """
-    terminal = Terminal(os.dup(2))
-    file = run_dir.log(rank)
-    if rank != 0:
-        target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    else:
-        tee = subprocess.Popen(["tee", "-aip", str(file)], stdin=subprocess.PIPE, start_new_session=True)
-        assert tee.stdin is not None
-        target = tee.stdin.fileno()
+    # a tracker that listens to sys.stdout would upload what is printed before it is masked
+    os.environ.setdefault("WANDB_CONSOLE", "off")
+    log = masked_file(run_dir.log(rank), terminal=rank == 0)
+    assert log.stdin is not None
+    terminal, target = Terminal(os.dup(2), log), log.stdin.fileno()
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(target, 1)
     os.dup2(target, 2)
-    os.close(target)
+    log.stdin.close()
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     return terminal

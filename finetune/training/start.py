@@ -7,9 +7,11 @@ while the other ranks wait.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import secrets
+import shutil
 import subprocess
 import time
 from dataclasses import asdict, dataclass, replace
@@ -104,13 +106,18 @@ def open_run(run: CheckedRun, resume: Resume | None = None) -> RunDir:
     run_dir = run_folder(run)
     if run.config.launch.machine_rank > 0:
         return _opened_by_machine_0(run_dir)
+    # written beside its place: a kill leaves no folder that can neither be begun nor gone on with
+    beside = RunDir(run_dir.path.with_name(f".{run_dir.path.name}.{os.getpid()}.part"))
     try:
-        run_dir.path.mkdir(parents=True)
-    except FileExistsError:
-        raise _taken(run, run_dir) from None
-    run_dir.logs.mkdir()
-    run_dir.checkpoints.mkdir()
-    _write(run, run_dir)
+        for folder in (beside.logs, beside.checkpoints):
+            folder.mkdir(parents=True)
+        _write(run, beside)
+        beside.path.rename(run_dir.path)
+    except BaseException as error:
+        shutil.rmtree(beside.path, ignore_errors=True)
+        if isinstance(error, OSError) and run_dir.path.exists():
+            raise _taken(run, run_dir) from None
+        raise
     return run_dir
 
 

@@ -16,6 +16,7 @@ from finetune.errors import RunFailed, UserError
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
 from finetune.report.record import report_end
+from finetune.secrets import masked_file
 from finetune.training.hooks import run_hook
 from finetune.training.lock import held
 from finetune.training.prepare import freed_when_refused, prepare_rows, refuse_other_rows
@@ -69,7 +70,9 @@ def start_detached(run: CheckedRun, say: Say, resume: Resume | None = None) -> R
         fetch_model(run.config.model)
         refuse_small_disk(run.config, run_dir)
         prepare_rows(run, run_dir, say)
-    with (run_dir.logs / "parent.log").open("ab") as log:
+    writer = masked_file(run_dir.logs / "parent.log")
+    assert writer.stdin is not None
+    with writer.stdin as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "finetune.training.supervise", str(run_dir.path)],
             stdin=subprocess.DEVNULL,

@@ -50,19 +50,6 @@ def test_a_model_that_fails_its_checks_is_not_handed_over(tmp_path: Path) -> Non
     assert list((outcome.path / "checkpoints").glob("checkpoint-3/trainer_state.json"))
 
 
-def test_a_token_in_the_environment_is_written_nowhere(tmp_path: Path) -> None:
-    token = "hf_" + "q" * 34
-    outcome = finetune(*QUICK, at=tmp_path, HF_TOKEN=token)
-    assert outcome.code == 0, outcome.err
-    assert token not in outcome.out + outcome.err
-    files = [file for file in outcome.path.rglob("*") if file.is_file()]
-    assert len(files) > 10
-    assert [file for file in files if token.encode() in file.read_bytes()] == []
-    refused = finetune(*QUICK, f"trainer.hub_token={token}", at=tmp_path, name="refused")
-    assert refused.code == 2
-    assert token not in refused.out + refused.err
-
-
 def test_a_single_row_trains_on_two_processes_and_an_empty_file_is_refused(tmp_path: Path) -> None:
     row = tmp_path / "row.jsonl"
     row.write_text(

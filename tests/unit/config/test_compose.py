@@ -236,18 +236,18 @@ def test_a_key_that_belongs_elsewhere_or_comes_later_says_so(override: str, mess
     [
         "trainer.hub_token=abc",
         "model.token=secretsecret",
-        "run_name=hf_abcdefghijkl",
-        "data.train=[{path: hf_abcdefghijkl}]",
+        "run_name=hf_abcdefghijklmnopqrst",
+        "data.train=[{path: hf_abcdefghijklmnopqrst}]",
         "data.train=[{path: x, token: abc}]",
-        "nonsense.key=hf_abcdefghijkl",
-        "hf_abcdefghijkl",
-        "data.train=[{hf_abcdefghijkl",
+        "nonsense.key=hf_abcdefghijklmnopqrst",
+        "hf_abcdefghijklmnopqrst",
+        "data.train=[{hf_abcdefghijklmnopqrst",
     ],
 )
 def test_a_token_is_refused_and_never_repeated(override: str) -> None:
     with pytest.raises(Refusal) as refusal:
         compose(["recipe=tiny_lora", override])
-    assert "hf_abcdefghijkl" not in str(refusal.value)
+    assert "hf_abcdefghijklmnopqrst" not in str(refusal.value)
     assert "secretsecret" not in str(refusal.value)
 
 
