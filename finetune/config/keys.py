@@ -14,7 +14,7 @@ from finetune.config.trainer_fields import trainer_class, trainer_fields
 from finetune.config.trainer_keys import OWNED_ELSEWHERE
 
 NOT_BUILT = re.compile(
-    r"checkpoint\.(best|remote)\b.*"
+    r"checkpoint\.best\b.*"
     r"|(hardware|plan)(\..*)?"
 )
 """Keys that are planned: they are refused as such, not as unknown ones."""
