@@ -92,6 +92,15 @@ class RunDir:
         return self.path / "resume.json"
 
     @property
+    def uploading(self) -> Path:
+        """Links to what is on its way off this machine."""
+        return self.path / ".uploading"
+
+    @property
+    def upload_log(self) -> Path:
+        return self.logs / "upload.log"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 
