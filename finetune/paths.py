@@ -97,6 +97,11 @@ class RunDir:
         return self.path / ".uploading"
 
     @property
+    def upload_seconds(self) -> Path:
+        """How long it took to bring a checkpoint off this machine, at most."""
+        return self.path / ".upload-seconds"
+
+    @property
     def upload_log(self) -> Path:
         return self.logs / "upload.log"
 

@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from finetune.config.schema import CheckpointConfig
 from finetune.distributed.world import any_rank, some_rank_failed
 from finetune.paths import RunDir
+from finetune.training.remote_run import upload_seconds
 from finetune.training.trainer import RunTrainer
 
 log = logging.getLogger(__name__)
@@ -148,7 +149,7 @@ class Checkpoints(TrainerCallback):
 
     def _wanted(self, now: float) -> int:
         if self.stop_at is not None:
-            needed = self.step_seconds + SAFETY * self.save_seconds
+            needed = self.step_seconds + SAFETY * (self.save_seconds + upload_seconds(self.run_dir))
             if time.time() + needed >= self.stop_at:
                 return STOP
         minutes = self.checkpoint.every_minutes

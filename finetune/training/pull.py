@@ -93,12 +93,13 @@ def _bring(place: Place, config: RunConfig, facts: RunFacts, say: Say) -> Path |
     skipped: list[Problem] = []
     for name in wanted:
         say(f"resume    fetching {name} from {place.run}")
-        wrong = _fetch_checkpoint(store, place.run_name, beside.checkpoints / name, there.checkpoints[name])
+        target = beside.checkpoints / name
+        wrong = _fetch_checkpoint(store, place.run_name, target, there.checkpoints[name])
         if not wrong:
             return _take_in(beside, run_dir, name)
         say(f"resume    passed over {name} at {place.run}: {wrong}")
         skipped.append(Problem(name, wrong))
-        shutil.rmtree(beside.checkpoints / name, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
     shutil.rmtree(beside.path, ignore_errors=True)
     if mine is None:
         raise Refusal(skipped, f"{place.run}: no checkpoint is whole")
@@ -120,7 +121,7 @@ def _newest_here(run_dir: RunDir) -> Path | None:
 
 
 def _records_beside(store: Store, place: Place, run_dir: RunDir, there: dict[str, int]) -> RunDir:
-    """A folder beside the run's place, with what going on needs of it, and what an earlier try has fetched."""
+    """A folder beside the run's place, with what going on needs, and what an earlier try has fetched."""
     beside = RunDir(run_dir.path.with_name(f".{place.run_name}.fetched"))
     beside.checkpoints.mkdir(parents=True, exist_ok=True)
     beside.logs.mkdir(exist_ok=True)
@@ -130,7 +131,7 @@ def _records_beside(store: Store, place: Place, run_dir: RunDir, there: dict[str
 
 
 def _fetch_checkpoint(store: Store, run_name: str, target: Path, listed: dict[str, int]) -> str:
-    """Bring one checkpoint beside its place, but for what is here already; what is wrong with it otherwise."""
+    """Bring one checkpoint beside its place, but for what is here already; what is wrong with it."""
     there = f"{run_name}/checkpoints/{target.name}"
     target.mkdir(exist_ok=True)
     _fetch(store, f"{there}/{MANIFEST}", target / MANIFEST)

@@ -8,6 +8,7 @@ from typing import Any
 
 from finetune.config.schema import CheckpointConfig
 from finetune.errors import refuse
+from finetune.paths import RunDir
 from finetune.remote.address import whole_address
 from finetune.remote.store import Store, StoreError, open_store, try_out
 from finetune.training.checkpoint import MANIFEST, NAME, step_of
@@ -57,6 +58,14 @@ def refuse_taken_name(checkpoint: CheckpointConfig, run_name: str, subject: str)
         why = f"{where} is there already, and a run never writes into another one's folder"
         fix = f"Choose another run_name, or go on with that run: checkpoint.resume=auto run_name={run_name}."
         raise refuse(f"run_name={run_name}", why, fix, subject=subject)
+
+
+def upload_seconds(run_dir: RunDir) -> float:
+    """How long it takes to bring a checkpoint off the machine; 0 before the first one, or without a store."""
+    try:
+        return float(run_dir.upload_seconds.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return 0.0
 
 
 def contents(store: Store, run_name: str) -> Contents:

@@ -19,12 +19,12 @@ from typing import Any
 
 from finetune.config.saved import load_config
 from finetune.config.schema import CheckpointConfig
-from finetune.paths import RunDir
+from finetune.paths import RunDir, write_whole
 from finetune.remote.address import whole_address
 from finetune.remote.store import Store, StoreError, open_store
 from finetune.report.record import Report, read_report
 from finetune.training.checkpoint import MANIFEST, UNWANTED, numbered, step_of
-from finetune.training.remote_run import contents, lacking
+from finetune.training.remote_run import contents, lacking, upload_seconds
 from finetune.training.retry import Trouble, Waiting
 
 FINISH = b"finish\n"
@@ -110,7 +110,9 @@ class Uploader:
         self._put({f"{there}/{MANIFEST}": staged / MANIFEST})
         self.sent = content
         self.trouble.over()
-        _say(f"remote    {folder.name} is at {self.where}, and verified ({time.monotonic() - began:.1f} s)")
+        seconds = time.monotonic() - began
+        write_whole(self.run_dir.upload_seconds, str(max(seconds, upload_seconds(self.run_dir))))
+        _say(f"remote    {folder.name} is at {self.where}, and verified ({seconds:.1f} s)")
         self._prune(step_of(folder), remove=self.files_sent > before)
         shutil.rmtree(self.staging, ignore_errors=True)
         return True

@@ -26,7 +26,7 @@ TOKEN = "hf_" + "x" * 30
 @pytest.fixture(scope="module")
 def store() -> Iterator[ObjectStore]:
     with object_store() as running:
-        running.files().mkdir("bucket")
+        running.files().makedirs("bucket", exist_ok=True)
         yield running
 
 

@@ -1,0 +1,181 @@
+"""A store sees that each file arrived as it was sent, by what it can tell of it."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.hf_api import RepoFile
+
+from finetune.remote import file_store
+from finetune.remote.file_store import FileStore
+from finetune.remote.hub_store import HubStore
+from finetune.remote.store import StoreError, open_store, try_out
+from tests.object_store import object_store
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileStore]:
+    with object_store() as running:
+        for name, value in running.environment.items():
+            monkeypatch.setenv(name, value)
+        running.files().makedirs("unit", exist_ok=True)
+        store = open_store("s3://unit/there")
+        assert isinstance(store, FileStore)
+        yield store
+
+
+def test_large_files_are_compared_by_the_checksums_of_their_parts(
+    bucket: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_store, "PART_BYTES", 5 * 2**20)
+    (tmp_path / "large").write_bytes(bytes(range(256)) * 45_000)
+    (tmp_path / "small").write_bytes(b"small")
+    sent: list[str] = []
+    files = {"run/large": tmp_path / "large", "run/small": tmp_path / "small"}
+    bucket.put(files, sent.append)
+    assert sent == ["run/large", "run/small"]
+    assert bucket.files("run") == {"large": 45_000 * 256, "small": 5}
+    monkeypatch.setattr(bucket, "_read_back_equals", lambda path, file: pytest.fail("read back"))
+    bucket.put(files, sent.append)  # equal by size and checksum: not sent again
+    assert len(sent) == 2
+    (tmp_path / "small").write_bytes(b"other")
+    monkeypatch.setattr(bucket, "_read_back_equals", lambda path, file: False)
+    monkeypatch.setattr(bucket, "_send", lambda name, file: None)
+    with pytest.raises(StoreError, match="did not arrive"):
+        bucket.put({"run/small": tmp_path / "small"}, sent.append)
+
+
+def test_a_store_whose_checksums_are_of_something_else_is_read_back(
+    bucket: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_store, "_their_sum", lambda info: "0" * 32)
+    (tmp_path / "file").write_bytes(b"encrypted there")
+    bucket.put({"run/file": tmp_path / "file"}, lambda name: None)
+    assert bucket.reads_back is True
+    bucket.remove("run")
+    bucket.remove("run")
+    assert bucket.files("run") == {}
+
+
+def test_a_copy_in_a_folder_is_compared_byte_by_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(f"file://{tmp_path}/store")
+    (tmp_path / "file").write_bytes(b"right")
+    store.put({"deep/down/file": tmp_path / "file"}, lambda name: None)
+    assert store.files("deep") == {"down/file": 5}
+    (tmp_path / "store/deep/down/file").write_bytes(b"wrong")
+    sent: list[str] = []
+    store.put({"deep/down/file": tmp_path / "file"}, sent.append)
+    assert sent == ["deep/down/file"]
+    assert store.read("deep/down/file") == b"right"
+    monkeypatch.setattr(store, "_send", lambda name, file: None)
+    (tmp_path / "store/deep/down/file").write_bytes(b"wrong")
+    with pytest.raises(StoreError, match="did not arrive"):
+        store.put({"deep/down/file": tmp_path / "file"}, sent.append)
+
+
+class FakeHub:
+    """The calls of a hub's client that a store makes; `losing` is a file that arrives damaged."""
+
+    losing = ""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.made: dict[str, Any] = {}
+        self.content: dict[str, bytes] = {}
+        self.commits = 0
+
+    def create_repo(self, name: str, **options: Any) -> None:
+        self.made[name] = options
+
+    def create_commit(self, name: str, operations: list[Any], commit_message: str) -> None:
+        self.commits += 1
+        for operation in operations:
+            content = Path(operation.path_or_fileobj).read_bytes()
+            lost = operation.path_in_repo == self.losing
+            self.content[operation.path_in_repo] = b"?" * len(content) if lost else content
+
+    def get_paths_info(self, name: str, paths: list[str]) -> list[RepoFile]:
+        return [self._file(path) for path in paths if path in self.content]
+
+    def list_repo_tree(self, name: str, folder: str | None, recursive: bool) -> list[RepoFile]:
+        return [self._file(path) for path in self.content if path.startswith(f"{folder}/")]
+
+    def delete_folder(self, folder: str, name: str, commit_message: str) -> None:
+        self.content = {p: c for p, c in self.content.items() if not p.startswith(f"{folder}/")}
+
+    def delete_file(self, path: str, name: str, commit_message: str) -> None:
+        del self.content[path]
+
+    def hf_hub_download(self, name: str, path: str, local_dir: str) -> str:
+        target = Path(local_dir) / Path(path).name
+        target.write_bytes(self.content[path])
+        return str(target)
+
+    def _file(self, path: str) -> RepoFile:
+        content = self.content[path]
+        size = len(content)
+        known: dict[str, Any] = {"path": path, "size": size}
+        known["oid"] = hashlib.sha1(b"blob %d\0" % size + content).hexdigest()
+        if path.endswith(".pt"):
+            sha = hashlib.sha256(content).hexdigest()
+            known |= {"oid": "of the pointer", "lfs": {"size": size, "oid": sha, "pointerSize": 100}}
+        return RepoFile(**known)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> HubStore:
+    monkeypatch.setattr(huggingface_hub, "HfApi", FakeHub)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_token")
+    store = open_store("hub://me/runs/")
+    assert isinstance(store, HubStore)
+    return store
+
+
+def test_a_repository_is_made_private_and_takes_files_in_one_commit(hub: HubStore, tmp_path: Path) -> None:
+    hub.may_write()
+    assert hub.api.made == {"me/runs": {"private": True, "exist_ok": True}}
+    assert hub.api.content == {}
+    (tmp_path / "optimizer.pt").write_bytes(b"large")
+    (tmp_path / "config.yaml").write_bytes(b"small")
+    files = {"run/optimizer.pt": tmp_path / "optimizer.pt", "run/config.yaml": tmp_path / "config.yaml"}
+    sent: list[str] = []
+    before = hub.api.commits
+    hub.put(files, sent.append)
+    hub.put(files, sent.append)
+    assert hub.api.commits == before + 1
+    assert sorted(sent) == sorted(files)
+    assert hub.files("run") == {"optimizer.pt": 5, "config.yaml": 5}
+    assert hub.read("run/config.yaml") == b"small"
+    hub.remove("run/config.yaml")
+    hub.remove("run")
+    assert hub.files("run") == {}
+
+
+@pytest.mark.parametrize("name", ["run/optimizer.pt", "run/config.yaml"])
+def test_a_file_that_arrives_damaged_in_a_repository_is_noticed(
+    name: str, hub: HubStore, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    hub.api.losing = name
+    with pytest.raises(StoreError, match=name):
+        hub.put({name: tmp_path / "file"}, lambda name: None)
+
+
+def test_nobody_logged_in_and_a_store_that_hangs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    with pytest.raises(StoreError, match="nobody is logged in") as refused:
+        try_out("hub://me/runs")
+    assert "HF_TOKEN" in refused.value.fix
+    monkeypatch.setattr("finetune.remote.store.PROBE_SECONDS", 0.1)
+    hanging = SimpleNamespace(may_write=lambda: time.sleep(2))
+    monkeypatch.setattr("finetune.remote.store.open_store", lambda address: hanging)
+    with pytest.raises(StoreError, match="did not answer") as refused:
+        try_out("s3://bucket")
+    assert "network" in refused.value.fix
