@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune.hub import endpoint
+from finetune.hub import endpoint, reachable
 from finetune.remote.address import HUB
 from finetune.remote.store import Done, StoreError, probe_file, words
 
@@ -78,6 +78,8 @@ class HubStore:
 
         if get_token() is None:
             raise StoreError("nobody is logged in to the hub (no token)")
+        if not reachable():
+            raise StoreError(f"no connection to {endpoint()}")
         with words(), probe_file() as (name, file):
             self.api.create_repo(self.repository, private=True, exist_ok=True)
             self.put({name: file}, done=lambda name: None)

@@ -28,7 +28,7 @@ SIGNS = {
         *("permission", "forbidden", "unauthorized", "token"),
     ),
     MISSING: ("nosuchbucket", "no such bucket", "bucket does not exist", "notfound", "not found"),
-    NETWORK: ("connect", "timeout", "timed out", "resolve", "unreachable", "did not answer"),
+    NETWORK: ("connect", "timeout", "timed out", "resolve", "unreachable", "offline", "did not answer"),
 }
 """Words in a failure -> what to do about it."""
 

@@ -87,9 +87,12 @@ def _bring(place: Place, config: RunConfig, facts: RunFacts, say: Say) -> Path |
     if lost:
         raise refuse(place.run, f"{' and '.join(lost)} of the run are not there", subject=SUBJECT)
     beside = _records_beside(store, place, run_dir, there.records)
-    problems = compare(config, facts, beside).problems
+    problems = [
+        p for run in (beside, run_dir) if run.config.exists() for p in compare(config, facts, run).problems
+    ]
     if problems:  # nothing large has been fetched, nothing here was touched
-        raise Refusal(problems, f"{SUBJECT} ({place.run})")
+        shutil.rmtree(beside.path)
+        raise Refusal(list(dict.fromkeys(problems)), f"{SUBJECT} ({place.run})")
     skipped: list[Problem] = []
     for name in wanted:
         say(f"resume    fetching {name} from {place.run}")

@@ -49,15 +49,16 @@ class Sending:
         if self.config.checkpoint.remote is None or self.config.launch.machine_rank > 0:
             return
         paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "finetune.training.upload", str(self.run_dir.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.run_dir.upload_log.open("ab"),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            start_new_session=True,  # what stops the run does not stop what saves it
-            preexec_fn=end_with_parent,
-        )
+        with self.run_dir.upload_log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "finetune.training.upload", str(self.run_dir.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                start_new_session=True,  # what stops the run does not stop what saves it
+                preexec_fn=end_with_parent,
+            )
         self._relaying = Thread(target=self._pass_on, daemon=True)
         self._relaying.start()
 
@@ -71,6 +72,9 @@ class Sending:
             return ""
         if at_once:
             self.process.kill()
+        elif self.process.poll() is not None:
+            self.say(f"WARNING   sending had ended by itself (see {self.run_dir.upload_log}); begun again")
+            self.start()
         self.bears = 0 if exit_code > 128 else 1
         before = self._listen_to_signals()
         try:

@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.hf_api import RepoFile
 
-from finetune.remote import file_store
+from finetune.remote import file_store, hub_store
 from finetune.remote.file_store import FileStore
 from finetune.remote.hub_store import HubStore
 from finetune.remote.store import StoreError, open_store, try_out
@@ -133,6 +133,7 @@ class FakeHub:
 def hub(monkeypatch: pytest.MonkeyPatch) -> HubStore:
     monkeypatch.setattr(huggingface_hub, "HfApi", FakeHub)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_token")
+    monkeypatch.setattr(hub_store, "reachable", lambda: True)
     store = open_store("hub://me/runs/")
     assert isinstance(store, HubStore)
     return store
@@ -168,11 +169,16 @@ def test_a_file_that_arrives_damaged_in_a_repository_is_noticed(
         hub.put({name: tmp_path / "file"}, lambda name: None)
 
 
-def test_nobody_logged_in_and_a_store_that_hangs_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_takes_nothing_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     with pytest.raises(StoreError, match="nobody is logged in") as refused:
         try_out("hub://me/runs")
     assert "HF_TOKEN" in refused.value.fix
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_token")
+    monkeypatch.setattr(hub_store, "reachable", lambda: False)
+    with pytest.raises(StoreError, match="no connection to http") as refused:
+        try_out("hub://me/runs")
+    assert "network" in refused.value.fix
     monkeypatch.setattr("finetune.remote.store.PROBE_SECONDS", 0.1)
     hanging = SimpleNamespace(may_write=lambda: time.sleep(2))
     monkeypatch.setattr("finetune.remote.store.open_store", lambda address: hanging)

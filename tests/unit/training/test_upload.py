@@ -197,6 +197,21 @@ def test_a_signal_while_the_rest_is_sent_is_told_and_the_next_one_ends_it(
     assert time.monotonic() - began < 1
 
 
+def test_one_that_died_is_begun_again_at_the_end(run_dir: RunDir, tmp_path: Path) -> None:
+    config = compose(["recipe=tiny_lora", f"checkpoint.remote=file://{tmp_path}/store"]).config
+    told: list[str] = []
+    with Sending(config, run_dir, told.append) as sending:
+        sending.start()
+        assert sending.process is not None
+        sending.process.kill()
+        sending.process.wait()
+        save(run_dir, 1)
+        assert sending.finish(0) == ""
+    assert "sending had ended by itself" in told[0]
+    assert there(tmp_path) == ["checkpoint-1"]
+    assert read_report(run_dir)["remote"]["verified"] is True
+
+
 def test_it_ends_with_a_run_that_is_killed(run_dir: RunDir) -> None:
     script = (
         "import sys, time; from pathlib import Path; from finetune.paths import RunDir\n"
