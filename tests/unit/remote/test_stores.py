@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import huggingface_hub
 import pytest
-from huggingface_hub.hf_api import RepoFile
 
 from finetune.remote import file_store, hub_store
 from finetune.remote.file_store import FileStore
-from finetune.remote.hub_store import HubStore
 from finetune.remote.store import StoreError, open_store, try_out
+from tests.hub_server import HubServer, hub_server
 from tests.object_store import object_store
 
 
@@ -80,93 +77,48 @@ def test_a_copy_in_a_folder_is_compared_byte_by_byte(tmp_path: Path, monkeypatch
         store.put({"deep/down/file": tmp_path / "file"}, sent.append)
 
 
-class FakeHub:
-    """The calls of a hub's client that a store makes; `losing` is a file that arrives damaged."""
-
-    losing = ""
-
-    def __init__(self, endpoint: str) -> None:
-        self.endpoint = endpoint
-        self.made: dict[str, Any] = {}
-        self.content: dict[str, bytes] = {}
-        self.commits = 0
-
-    def create_repo(self, name: str, **options: Any) -> None:
-        self.made[name] = options
-
-    def create_commit(self, name: str, operations: list[Any], commit_message: str) -> None:
-        self.commits += 1
-        for operation in operations:
-            content = Path(operation.path_or_fileobj).read_bytes()
-            lost = operation.path_in_repo == self.losing
-            self.content[operation.path_in_repo] = b"?" * len(content) if lost else content
-
-    def get_paths_info(self, name: str, paths: list[str]) -> list[RepoFile]:
-        return [self._file(path) for path in paths if path in self.content]
-
-    def list_repo_tree(self, name: str, folder: str | None, recursive: bool) -> list[RepoFile]:
-        return [self._file(path) for path in self.content if path.startswith(f"{folder}/")]
-
-    def delete_folder(self, folder: str, name: str, commit_message: str) -> None:
-        self.content = {p: c for p, c in self.content.items() if not p.startswith(f"{folder}/")}
-
-    def delete_file(self, path: str, name: str, commit_message: str) -> None:
-        del self.content[path]
-
-    def hf_hub_download(self, name: str, path: str, local_dir: str) -> str:
-        target = Path(local_dir) / Path(path).name
-        target.write_bytes(self.content[path])
-        return str(target)
-
-    def _file(self, path: str) -> RepoFile:
-        content = self.content[path]
-        size = len(content)
-        known: dict[str, Any] = {"path": path, "size": size}
-        known["oid"] = hashlib.sha1(b"blob %d\0" % size + content).hexdigest()
-        if path.endswith(".pt"):
-            sha = hashlib.sha256(content).hexdigest()
-            known |= {"oid": "of the pointer", "lfs": {"size": size, "oid": sha, "pointerSize": 100}}
-        return RepoFile(**known)
-
-
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> HubStore:
-    monkeypatch.setattr(huggingface_hub, "HfApi", FakeHub)
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_token")
-    monkeypatch.setattr(hub_store, "reachable", lambda: True)
-    store = open_store("hub://me/runs/")
-    assert isinstance(store, HubStore)
-    return store
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with hub_server() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.address)
+        monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_token")
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub_store, "reachable", lambda: True)
+        yield running
 
 
-def test_a_repository_is_made_private_and_takes_files_in_one_commit(hub: HubStore, tmp_path: Path) -> None:
-    hub.may_write()
-    assert hub.api.made == {"me/runs": {"private": True, "exist_ok": True}}
-    assert hub.api.content == {}
+def test_a_repository_is_made_private_and_takes_files_in_one_commit(hub: HubServer, tmp_path: Path) -> None:
+    try_out("hub://me/runs/")
+    assert hub.made[0]["visibility"] == "private"
+    assert hub.files == {}
+    store = open_store("hub://me/runs")
     (tmp_path / "optimizer.pt").write_bytes(b"large")
     (tmp_path / "config.yaml").write_bytes(b"small")
-    files = {"run/optimizer.pt": tmp_path / "optimizer.pt", "run/config.yaml": tmp_path / "config.yaml"}
+    files = {"run/deep/optimizer.pt": tmp_path / "optimizer.pt", "run/config.yaml": tmp_path / "config.yaml"}
     sent: list[str] = []
-    before = hub.api.commits
-    hub.put(files, sent.append)
-    hub.put(files, sent.append)
-    assert hub.api.commits == before + 1
-    assert sorted(sent) == sorted(files)
-    assert hub.files("run") == {"optimizer.pt": 5, "config.yaml": 5}
-    assert hub.read("run/config.yaml") == b"small"
-    hub.remove("run/config.yaml")
-    hub.remove("run")
-    assert hub.files("run") == {}
+    hub.commits.clear()
+    store.put(files, sent.append)
+    store.put(files, sent.append)
+    assert hub.commits == [list(files)]
+    assert sent == list(files)
+    assert store.files("run") == {"deep/optimizer.pt": 5, "config.yaml": 5}
+    assert store.files("other") == {}
+    assert store.read("run/config.yaml") == b"small"
+    store.remove("run/config.yaml")
+    assert list(hub.files) == ["run/deep/optimizer.pt"]
+    store.remove("run")
+    store.remove("run")
+    assert hub.files == {}
 
 
 @pytest.mark.parametrize("name", ["run/optimizer.pt", "run/config.yaml"])
 def test_a_file_that_arrives_damaged_in_a_repository_is_noticed(
-    name: str, hub: HubStore, tmp_path: Path
+    name: str, hub: HubServer, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_bytes(b"content")
-    hub.api.losing = name
+    hub.damaging = name
     with pytest.raises(StoreError, match=name):
-        hub.put({name: tmp_path / "file"}, lambda name: None)
+        open_store("hub://me/runs").put({name: tmp_path / "file"}, lambda name: None)
 
 
 def test_a_store_that_takes_nothing_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
