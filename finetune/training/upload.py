@@ -34,6 +34,10 @@ LOOK_SECONDS = 0.5
 """How often the folder is looked at; a listing of one folder costs nothing beside a step."""
 
 
+class Superseded(StoreError):
+    """The run has ended meanwhile, and a newer checkpoint is what counts."""
+
+
 class Uploader:
     """What is in the store, and what has to go there."""
 
@@ -50,6 +54,8 @@ class Uploader:
         self.files_sent = 0
         self.sent: bytes = b""
         """The manifest of the newest checkpoint that is verified there."""
+        self.sending: Path | None = None
+        """The checkpoint that is on its way."""
         self.checkpoints: list[str] = []
         self.model = False
         self._store: Store | None = None
@@ -60,6 +66,8 @@ class Uploader:
         while not self.finish.is_set():
             try:
                 sent = self.send_newest()
+            except Superseded:
+                return
             except (StoreError, OSError) as error:
                 self.trouble.met(error)
                 waiting.longer()
@@ -105,10 +113,10 @@ class Uploader:
         began, there = time.monotonic(), f"{self.name}/checkpoints/{folder.name}"
         if MANIFEST in self.store.files(there) and self.store.read(f"{there}/{MANIFEST}") != content:
             self.store.remove(f"{there}/{MANIFEST}")  # the same step, saved again after a resume
-        before = self.files_sent
+        before, self.sending = self.files_sent, folder
         self._put({f"{there}/{name}": staged / name for name in manifest["files"]} | self._records())
         self._put({f"{there}/{MANIFEST}": staged / MANIFEST})
-        self.sent = content
+        self.sent, self.sending = content, None
         self.trouble.over()
         seconds = time.monotonic() - began
         write_whole(self.run_dir.upload_seconds, str(max(seconds, upload_seconds(self.run_dir))))
@@ -139,8 +147,11 @@ class Uploader:
         self.store.put(files, self._has_arrived)
 
     def _has_arrived(self, name: str) -> None:
+        """Count a file. While the run lasts a checkpoint that was begun is finished: a slow store gets some."""
         self.files_sent += 1
         self.trouble.progress()
+        if self.finish.is_set() and self.sending not in (None, self._newest()):
+            raise Superseded("a newer one is there")
 
     def _until_done(self, send: Callable[[], object]) -> None:
         """Try until it is there; raises the last error when there was nothing but failures for too long."""

@@ -104,6 +104,26 @@ def test_one_that_is_removed_here_while_it_is_sent_arrives_whole(
     assert len(list((tmp_path / "store/run/checkpoints/checkpoint-1").iterdir())) == 6
 
 
+def test_when_the_run_has_ended_an_older_one_is_dropped_for_the_newest(
+    uploader: Uploader, run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(run_dir, 1)
+    send = uploader.store._send
+
+    def end_then_send(name: str, file: Path) -> None:
+        if not uploader.finish.is_set():
+            save(run_dir, 2)
+            uploader.finish.set()
+        send(name, file)
+
+    monkeypatch.setattr(uploader.store, "_send", end_then_send)
+    uploader.beside_training()
+    assert not (tmp_path / "store/run/checkpoints/checkpoint-1" / MANIFEST).exists()
+    assert uploader.at_the_end() is True
+    assert there(tmp_path) == ["checkpoint-2"]
+    assert read_report(run_dir)["remote"]["checkpoints"] == ["checkpoint-2"]
+
+
 def test_without_its_manifest_one_does_not_exist_there(
     uploader: Uploader, run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
