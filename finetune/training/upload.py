@@ -147,7 +147,7 @@ class Uploader:
         self.store.put(files, self._has_arrived)
 
     def _has_arrived(self, name: str) -> None:
-        """Count a file. While the run lasts a checkpoint that was begun is finished: a slow store gets some."""
+        """Count a file. While the run lasts one that was begun is finished: slow stores get some."""
         self.files_sent += 1
         self.trouble.progress()
         if self.finish.is_set() and self.sending not in (None, self._newest()):
