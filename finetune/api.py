@@ -79,14 +79,20 @@ def train(*overrides: str, say: Callable[[str], None] = print) -> Run:
     """
     outer = outer_launch()
     if outer is not None:
+        from finetune.config.saved import load_config as read_config
         from finetune.distributed.world import current_world
         from finetune.logs import set_up_logging
         from finetune.training.join import open_together
+        from finetune.training.sending import run_and_send
         from finetune.training.worker import run as run_worker
 
-        set_up_logging(main=current_world().is_main)
+        main = current_world().is_main
+        set_up_logging(main=main)
         run_dir, completed = open_together(list(overrides), outer, say)
-        code = 0 if completed else run_worker(run_dir)
+        if completed:
+            return Run(run_dir.path)
+        config = read_config(run_dir.config)
+        code = run_and_send(config, run_dir, main, lambda: run_worker(run_dir), say)
     else:
         from finetune.training.supervise import found_to_resume, start_and_wait
 
@@ -96,8 +102,9 @@ def train(*overrides: str, say: Callable[[str], None] = print) -> Run:
         resume = found_to_resume(run, say)
         if resume is not None and resume.completed:
             return Run(resume.run_dir.path)
-        run_dir, ended = start_and_wait(run, say, relay=say, resume=resume)
-        code = ended.exit_code
+        run_dir, end = start_and_wait(run, say, relay=say, resume=resume)
+        code = end.exit_code
     if code != 0:
-        raise RunFailed(f"the run was stopped; its folder: {run_dir.path}", code)
+        how = "was stopped" if code > 128 else "did not end well"
+        raise RunFailed(f"the run {how}; its folder: {run_dir.path}", code)
     return Run(run_dir.path)

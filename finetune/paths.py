@@ -92,6 +92,20 @@ class RunDir:
         return self.path / "resume.json"
 
     @property
+    def uploading(self) -> Path:
+        """Links to what is on its way off this machine."""
+        return self.path / ".uploading"
+
+    @property
+    def upload_seconds(self) -> Path:
+        """How long it took to bring a checkpoint off this machine, at most."""
+        return self.path / ".upload-seconds"
+
+    @property
+    def upload_log(self) -> Path:
+        return self.logs / "upload.log"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

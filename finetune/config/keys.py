@@ -14,10 +14,7 @@ from finetune.config.trainer_fields import trainer_class, trainer_fields
 from finetune.config.trainer_keys import OWNED_ELSEWHERE
 from finetune.secrets import TELLING, secret_in
 
-NOT_BUILT = re.compile(
-    r"checkpoint\.remote\b.*"
-    r"|(hardware|plan)(\..*)?"
-)
+NOT_BUILT = re.compile(r"(hardware|plan)(\..*)?")
 """Keys that are planned: they are refused as such, not as unknown ones."""
 
 REFUSED = {

@@ -26,6 +26,7 @@ from finetune.config.rules_model import (
     effective_positions,
     model_facts,
 )
+from finetune.config.rules_remote import check_remote
 from finetune.config.rules_trainer import check_data, check_sources, check_tracking, check_trainer
 from finetune.config.schema import RunConfig, Strategy
 from finetune.errors import Problem, Refusal
@@ -136,6 +137,7 @@ def _judge(
     check_trainer(case, batch)
     check_data(case)
     check_tracking(case)
+    check_remote(case)
     stop_at = choose_stop(case)
     facts = RunFacts(
         requested_strategy=config.distributed.strategy,

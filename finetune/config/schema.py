@@ -323,14 +323,19 @@ class CheckpointConfig:
     early_stopping_threshold: float = 0.0
     """By how much an evaluation must be better than the best to count for `early_stopping_patience`."""
     resume: str = "never"
-    """`auto`: go on with the run of this `run_name` from its newest whole checkpoint, or begin it. Or the
-    path of a checkpoint or a run.
+    """`auto`: go on with the run of this `run_name` from its newest whole checkpoint, here or in `remote`, or
+    begin it. Or the path of a checkpoint or a run, or its address in a store.
     """
     allow_changes: list[str] = field(default_factory=list)
     """Keys that may differ from the run that is resumed."""
     stop_at: str | None = None
     """When the machine goes: `2h30m` from now, or a moment (`2030-01-31T18:00`). A checkpoint is saved in
     time before it, and the run ends as interrupted, with exit code 143.
+    """
+    remote: str | None = None
+    """Where checkpoints and the model are kept off this machine as well, below the run's name: an address
+    that fsspec knows (`s3://bucket/prefix`, `gs://...`, a mounted folder) or `hub://owner/name`. The last
+    `keep` checkpoints stay there too. null: nowhere.
     """
 
 

@@ -57,6 +57,8 @@ class Workers:
         self.launch = launch
         self.relay = relay
         self.received = 0
+        self.at_once = False
+        """A second signal has come: nothing is waited for any more."""
         self.preparing = True
         """Until `wait`: the parent itself is at work, and a signal ends it."""
         self._handlers: dict[int, Any] = {}
@@ -142,6 +144,7 @@ class Workers:
         if self.preparing:
             raise SystemExit(128 + number)  # nothing to save yet; leaving the block ends the workers
         if self.received:
+            self.at_once = True
             self.kill()
             return
         self.received = number

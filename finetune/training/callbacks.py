@@ -16,6 +16,7 @@ from finetune.config.schema import CheckpointConfig
 from finetune.distributed.world import any_rank, some_rank_failed
 from finetune.paths import RunDir
 from finetune.training.live import live_state
+from finetune.training.remote_run import upload_seconds
 from finetune.training.trainer import RunTrainer
 
 log = logging.getLogger(__name__)
@@ -155,7 +156,8 @@ class Checkpoints(TrainerCallback):
     def _wanted(self, now: float) -> int:
         if self.stop_at is not None:
             save_seconds = self.saving.longest_seconds or self.first_save_seconds
-            needed = self.step_seconds + SAFETY * save_seconds + END_SECONDS
+            seconds = save_seconds + upload_seconds(self.saving.run_dir)
+            needed = self.step_seconds + SAFETY * seconds + END_SECONDS
             if time.time() + needed >= self.stop_at:
                 return STOP
         minutes = self.checkpoint.every_minutes

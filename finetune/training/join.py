@@ -17,6 +17,7 @@ from finetune.training.hooks import run_hook
 from finetune.training.prepare import freed_when_refused, prepare_rows
 from finetune.training.process import Terminal, end, guarded, keep_output
 from finetune.training.room import refuse_small_disk
+from finetune.training.sending import run_and_send
 from finetune.training.start import check_run, open_run
 from finetune.training.supervise import found_to_resume
 from finetune.training.worker import run
@@ -37,9 +38,10 @@ def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -
         end(0)
     terminal = keep_output(run_dir, world.rank)
     set_up_logging(main=world.is_main)
-    code = guarded(run_dir, world.rank, run)
+    config = load_config(run_dir.config)
+    code = run_and_send(config, run_dir, world.is_main, lambda: guarded(run_dir, world.rank, run), log.info)
     if world.is_main:
-        run_hook(load_config(run_dir.config), run_dir, code, log.info)
+        run_hook(config, run_dir, code, log.info)
     terminal.close_log()
     if code != 0 and not world.is_main:
         _tell(terminal, run_dir, world.rank)

@@ -3,8 +3,8 @@ of flat tensors.
 
 A tensor of the state is known by its kind (`weight`, `buffer`, or the optimizer's own word, such as
 `exp_avg`) and the parameter's name in the plain model. Every rank holds a range of it, counted in elements of
-the flattened tensor: all of it (single, ddp), rows of it (fsdp shards the first dimension), or a stretch (ZeRO
-cuts flat buffers). So nothing is gathered to save, and any rank of any strategy can take up its own ranges.
+the flattened tensor: all of it (single, ddp), rows of it (fsdp shards the first dimension), or a stretch
+(ZeRO cuts flat buffers). So nothing is gathered to save, and any rank of any strategy can take up its own.
 
 torch's distributed checkpoint does this for FSDP alone, and DeepSpeed's universal checkpoints lose a part of
 ZeRO-3's optimizer (the losses leave the straight run's two steps after resuming).

@@ -35,6 +35,8 @@ from finetune.distributed.outer import (
 from finetune.errors import Problem, Refusal, refuse
 from finetune.hardware.probe import probe_devices
 from finetune.paths import PACKAGE, RunDir
+from finetune.remote.address import place_of_resume
+from finetune.training.remote_run import refuse_silent_store, refuse_taken_name
 from finetune.training.resume import AUTO, Resume, find_resume, take_up
 from finetune.version import __version__
 
@@ -61,6 +63,7 @@ def check_run(overrides: list[str], outer: OuterLaunch | None = None) -> Checked
                 "Leave out the slash.",
             )
         )
+    config = _named_by_its_address(config, problems)
     if outer is not None:
         config = _join(config, outer, problems)
     facts = resolve(
@@ -77,6 +80,8 @@ def check_run(overrides: list[str], outer: OuterLaunch | None = None) -> Checked
         facts = replace(facts, notes=(*facts.notes, f"started by {outer.launcher}", *outer.notes))
     if wrong:
         raise Refusal(wrong, composed.subject)
+    if config.launch.machine_rank == 0:
+        refuse_silent_store(config.checkpoint, composed.subject)
     return CheckedRun(config, facts, composed)
 
 
@@ -85,16 +90,21 @@ def run_folder(run: CheckedRun) -> RunDir:
     run_dir = RunDir(Path(run.config.output_dir).absolute() / (run.config.run_name or _new_name(run)))
     if run_dir.path.exists() and run.config.launch.machine_rank == 0:
         raise _taken(run, run_dir)
+    if run.config.launch.machine_rank == 0:
+        refuse_taken_name(run.config.checkpoint, run_dir.path.name, run.composed.subject)
     return run_dir
 
 
 def to_resume(run: CheckedRun) -> Resume | None:
-    """The run that this one goes on with; None: a new one."""
+    """The run of this machine that this one goes on with; None: a new one, or one that is elsewhere."""
     if run.config.checkpoint.resume == AUTO and run.config.run_name is None:
         why = "nothing says which run is meant"
         raise refuse("checkpoint.resume=auto", why, "Set run_name.", subject=run.composed.subject)
     run_dir = RunDir(Path(run.config.output_dir).absolute() / (run.config.run_name or ""))
-    return find_resume(run.config, run.facts, run_dir)
+    config = run.config
+    if place_of_resume(config.checkpoint.resume, config.checkpoint.remote) is not None:
+        config = replace(config, checkpoint=replace(config.checkpoint, resume=AUTO))
+    return find_resume(config, run.facts, run_dir)
 
 
 def open_run(run: CheckedRun, resume: Resume | None = None) -> RunDir:
@@ -142,6 +152,17 @@ def _opened_by_machine_0(run_dir: RunDir) -> RunDir:
     while not run_dir.environment.exists():
         time.sleep(0.2)
     return run_dir
+
+
+def _named_by_its_address(config: RunConfig, problems: list[Problem]) -> RunConfig:
+    """A run that is gone on with from a store has its name there."""
+    place = place_of_resume(config.checkpoint.resume, config.checkpoint.remote)
+    if place is None or config.run_name == place.run_name:
+        return config
+    if config.run_name is not None:
+        why = f"{config.checkpoint.resume} belongs to the run {place.run_name}"
+        problems.append(Problem(f"run_name={config.run_name}", why, "Leave run_name out."))
+    return replace(config, run_name=place.run_name)
 
 
 def _join(config: RunConfig, outer: OuterLaunch, problems: list[Problem]) -> RunConfig:

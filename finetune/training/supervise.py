@@ -6,13 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from finetune.config.facts import load_facts
 from finetune.config.saved import load_config
 from finetune.config.schema import RunConfig
 from finetune.distributed.launch import Ended, Workers
-from finetune.errors import RunFailed, UserError
+from finetune.errors import RUN_FAILED, RunFailed, UserError
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
 from finetune.report.record import report_end
@@ -20,8 +21,10 @@ from finetune.secrets import masked_file
 from finetune.training.hooks import run_hook
 from finetune.training.lock import held
 from finetune.training.prepare import freed_when_refused, prepare_rows, refuse_other_rows
+from finetune.training.pull import brought_here
 from finetune.training.resume import NEVER, Resume, resume_lines
 from finetune.training.room import refuse_small_disk
+from finetune.training.sending import Sending
 from finetune.training.start import CheckedRun, open_run, to_resume
 
 Say = Callable[[str], None]
@@ -43,23 +46,25 @@ def _start_and_wait(
     run: CheckedRun, run_dir: RunDir, say: Say, relay: Say | None, resume: Resume | None
 ) -> tuple[RunDir, Ended]:
     say(f"run       {run_dir.path}")
-    try:
-        with freed_when_refused(run, run_dir, resume):
-            fetch_model(run.config.model)
-            refuse_small_disk(run.config, run_dir)
-            with Workers(run_dir, run.facts, run.config.launch, relay) as workers:
-                prepare_rows(run, run_dir, say)
-                ended = workers.wait()
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        report_end(run_dir, "interrupted" if isinstance(error, SystemExit) else "failed", str(error))
-        code = int(error.code or 0) if isinstance(error, SystemExit) else 1
-        run_hook(run.config, run_dir, code, say)
-        raise
-    if ended.exit_code != 0 and not ended.told and not run_dir.report.exists():
-        report_end(run_dir, "interrupted", "stopped before the first step")
-    return run_dir, _ended_with_hook(run.config, run_dir, ended, say)
+    with Sending(run.config, run_dir, say) as sending:
+        try:
+            with freed_when_refused(run, run_dir, resume):
+                fetch_model(run.config.model)
+                refuse_small_disk(run.config, run_dir)
+                with Workers(run_dir, run.facts, run.config.launch, relay) as workers:
+                    prepare_rows(run, run_dir, say)
+                    sending.start()
+                    ended = workers.wait()
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            report_end(run_dir, "interrupted" if isinstance(error, SystemExit) else "failed", str(error))
+            code = int(error.code or 0) if isinstance(error, SystemExit) else 1
+            run_hook(run.config, run_dir, code, say)
+            raise
+        if ended.exit_code != 0 and not ended.told and not run_dir.report.exists():
+            report_end(run_dir, "interrupted", "stopped before the first step")
+        return run_dir, _ended_with_hook(run.config, run_dir, ended, sending, say, at_once=workers.at_once)
 
 
 def start_detached(run: CheckedRun, say: Say, resume: Resume | None = None) -> RunDir:
@@ -88,42 +93,66 @@ def start_detached(run: CheckedRun, say: Say, resume: Resume | None = None) -> R
 
 def found_to_resume(run: CheckedRun, say: Say) -> Resume | None:
     """The run that this one goes on with, looked at and told; None: a new one."""
-    resume = to_resume(run)
+    resume = to_resume(replace(run, config=brought_here(run.config, run.facts, say)))
     if resume is None:
         if run.config.checkpoint.resume != NEVER:
             say("resume    there is no such run yet: a new one begins")
         return None
     for line in resume_lines(resume):
         say(line)
-    if not resume.completed:
+    if resume.completed:
+        _send_again(run, resume, say)
+    else:
         refuse_other_rows(run, resume)
     return resume
 
 
-def _ended_with_hook(config: RunConfig, run_dir: RunDir, ended: Ended, say: Say) -> Ended:
-    """How the run ended, after the user's command for it."""
-    try:
-        return _told(run_dir, ended)
-    finally:
-        run_hook(config, run_dir, ended.exit_code, say)
+def _ended_with_hook(
+    config: RunConfig, run_dir: RunDir, ended: Ended, sending: Sending, say: Say, *, at_once: bool
+) -> Ended:
+    """How the run ended, after all of it is off the machine, and then the user's command for it."""
+    failure = _failure(run_dir, ended)
+    lost = sending.finish(ended.exit_code, at_once=at_once)
+    code = ended.exit_code or (RUN_FAILED if lost else 0)
+    if lost and ended.exit_code != 0:
+        say(f"WARNING   {lost}")
+    run_hook(config, run_dir, code, say)
+    if failure is None and code != ended.exit_code:
+        failure = RunFailed(lost, code)
+    if failure is not None:
+        raise failure
+    return ended
 
 
-def _told(run_dir: RunDir, ended: Ended) -> Ended:
+def _failure(run_dir: RunDir, ended: Ended) -> RunFailed | None:
     if not ended.told:
-        return ended
+        return None
     who = f"rank {ended.failed_rank} failed first" if ended.failed_rank is not None else "the run failed"
     if not run_dir.failure(ended.failed_rank or 0).exists():
         report_end(run_dir, "failed", ended.told)
-    raise RunFailed(f"\n{who}; output of every rank: {run_dir.logs}\n{ended.told}", ended.exit_code)
+    return RunFailed(f"\n{who}; output of every rank: {run_dir.logs}\n{ended.told}", ended.exit_code)
+
+
+def _send_again(run: CheckedRun, resume: Resume, say: Say) -> None:
+    """Bring off the machine what a completed run could not send."""
+    with held(resume.run_dir), Sending(run.config, resume.run_dir, say) as sending:
+        sending.start()
+        lost = sending.finish(0)
+    if lost:
+        raise RunFailed(lost)
 
 
 def _continue_detached(path: str) -> int:
     run_dir = RunDir(Path(path))
     config, facts = load_config(run_dir.config), load_facts(run_dir.facts)
-    with held(run_dir, config.launch.machine_rank), Workers(run_dir, facts, config.launch) as workers:
-        ended = workers.wait()
+    rank = config.launch.machine_rank
     try:
-        return _ended_with_hook(config, run_dir, ended, _to_log).exit_code
+        with held(run_dir, rank), Sending(config, run_dir, _to_log) as sending:
+            with Workers(run_dir, facts, config.launch) as workers:
+                sending.start()
+                ended = workers.wait()
+            told = _ended_with_hook(config, run_dir, ended, sending, _to_log, at_once=workers.at_once)
+            return told.exit_code
     except RunFailed as failed:
         sys.stderr.write(f"{failed}\n")
         return failed.exit_code
@@ -131,6 +160,7 @@ def _continue_detached(path: str) -> int:
 
 def _to_log(line: str) -> None:
     sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The best checkpoint stays, early stopping ends a run, `model/` holds the best weights; also when resumed."""
+"""The best checkpoint stays, early stopping ends a run, `model/` holds the best weights, resumed or not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 def test_the_best_evaluation_is_what_is_handed_over(name: str, runs: dict[str, Outcome]) -> None:
     outcome = runs[name]
     lines = (outcome.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    evaluations = {entry["step"]: entry["eval_loss"] for entry in map(json.loads, lines) if "eval_loss" in entry}
+    evaluations = {
+        entry["step"]: entry["eval_loss"] for entry in map(json.loads, lines) if "eval_loss" in entry
+    }
     step = min(evaluations, key=lambda at: evaluations[at])
     assert outcome.report["best"] == {"metric": "eval_loss", "value": evaluations[step], "step": step}
     assert outcome.report["stopped_early"] is True

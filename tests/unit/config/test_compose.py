@@ -216,7 +216,6 @@ def test_interpolations_that_lead_nowhere_are_told_together() -> None:
         ("trainer.train_sampling_strategy=sequential", "order of the rows"),
         ("model.device_map=auto", "(?s)splits one model.*distributed=fsdp"),
         ("checkpoint.best=eval_loss", "checkpoint.best is not built yet"),
-        ("checkpoint.remote=s3://bucket", "checkpoint.remote is not built yet"),
         ("plan.enforce=false", "plan.enforce is not built yet"),
         ("hardware=4x_a100_80gb", "hardware is not built yet"),
         ("lr=1", "Did you mean trainer.learning_rate"),
