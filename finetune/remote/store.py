@@ -45,7 +45,7 @@ class StoreError(Exception):
 
 
 class Store(Protocol):
-    """Files under names like `run/checkpoints/checkpoint-8/optimizer.pt`; each method raises `StoreError`."""
+    """Files under names like `run/checkpoints/checkpoint-8/state.json`; each method raises `StoreError`."""
 
     address: str
 

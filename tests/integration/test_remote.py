@@ -171,8 +171,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert process.returncode == 143, out + err
     last = sorted((run.path / "checkpoints").glob("checkpoint-*"))[-1]
     assert last.name in (at / "there.txt").read_text()  # before the command that may stop the machine
-    for file in last.iterdir():
-        assert file.read_bytes() == (at / "store/run/checkpoints" / last.name / file.name).read_bytes()
+    for file in (path for path in last.rglob("*") if path.is_file()):
+        sent = at / "store/run/checkpoints" / last.name / file.relative_to(last)
+        assert file.read_bytes() == sent.read_bytes()
     assert run.report["remote"]["verified"] is True
     assert run.report["status"] == "interrupted"
     return at / "store"
@@ -201,17 +202,17 @@ def test_damaged_ones_in_a_store_are_passed_over_by_name_under_another_launcher(
     shutil.copytree(stopped, tmp_path / "store")
     folders = sorted((tmp_path / "store/run/checkpoints").iterdir())
     assert len(folders) == 3
-    (folders[2] / "optimizer.pt").write_bytes(flipped((folders[2] / "optimizer.pt").read_bytes()))
-    (folders[1] / "scheduler.pt").unlink()
+    (folders[2] / "state.json").write_bytes(flipped((folders[2] / "state.json").read_bytes()))
+    (folders[1] / "trainer_state.json").unlink()
     (folders[1].parent / "checkpoint-99").mkdir()
-    (folders[1].parent / "checkpoint-99" / "optimizer.pt").touch()
+    (folders[1].parent / "checkpoint-99" / "state.json").touch()
     address = f"file://{tmp_path}/store/run"
     torchrun = ("torch.distributed.run", "--standalone", "--nproc_per_node=1")
     words = [*WORDS, f"checkpoint.resume={address}", f"checkpoint.remote=file://{tmp_path}/store"]
     again = finetune(*words, at=tmp_path, launcher=torchrun)
     assert again.code == 0, again.out + again.err
-    assert f"passed over {folders[2].name} at {address}: optimizer.pt has changed" in again.out
-    assert f"passed over {folders[1].name} at {address}: scheduler.pt is missing" in again.out
+    assert f"passed over {folders[2].name} at {address}: state.json has changed" in again.out
+    assert f"passed over {folders[1].name} at {address}: trainer_state.json is missing" in again.out
     assert f"from step {folders[0].name.removeprefix('checkpoint-')}:" in again.out
     assert again.losses == sent[0].losses
     assert again.report["remote"]["verified"] is True

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 from threading import Event, Timer
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from finetune.remote.store import StoreError
 from finetune.report.record import Report, read_report
 from finetune.training import upload
 from finetune.training.callbacks import NOTHING, STOP, Checkpoints, StopSignals
-from finetune.training.checkpoint import MANIFEST, publish
+from finetune.training.checkpoint import MANIFEST, entry_of, publish, seal
 from finetune.training.pull import brought_here
 from finetune.training.retry import LONGEST_WAIT_SECONDS, Trouble, Waiting
 from finetune.training.sending import Sending
@@ -30,12 +32,14 @@ from tests.front_door import REPOSITORY, assert_all_gone, environment
 KEEP = 2
 
 
-def save(run_dir: RunDir, step: int, content: bytes = b"x") -> Path:
+def save(run_dir: RunDir, step: int, content: bytes = b"x", best: int | None = None) -> Path:
     part = run_dir.checkpoints / ".part" / f"checkpoint-{step}"
-    part.mkdir(parents=True)
-    for name in ("a.safetensors", "optimizer.pt", "trainer_state.json", "scheduler.pt", "rng_state.pth"):
+    (part / "state").mkdir(parents=True)
+    names = ("state/rank-00000-000.safetensors", "state.json", "trainer_state.json", "rng_state.pth")
+    for name in names:
         (part / name).write_bytes(content)
-    publish(part.parent, run_dir.checkpoints, step, KEEP, {"num_processes": 1})
+    seal(part, 0, {name: entry_of(part / name) for name in names})
+    publish(part, run_dir.checkpoints, KEEP, {"num_processes": 1, "best": best and {"step": best}})
     return run_dir.checkpoints / f"checkpoint-{step}"
 
 
@@ -75,6 +79,13 @@ def test_only_the_newest_goes_and_as_many_stay_as_here(
     assert not run_dir.uploading.exists()
 
 
+def test_the_best_one_stays_there_too(uploader: Uploader, run_dir: RunDir, tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        save(run_dir, step, best=1)
+        uploader.send_newest()
+    assert there(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
+
+
 def test_after_a_run_went_back_its_new_steps_take_the_place_of_the_old(
     uploader: Uploader, run_dir: RunDir, tmp_path: Path
 ) -> None:
@@ -86,7 +97,7 @@ def test_after_a_run_went_back_its_new_steps_take_the_place_of_the_old(
     save(run_dir, 5, b"new")
     uploader.send_newest()
     assert there(tmp_path) == ["checkpoint-5"]
-    assert (tmp_path / "store/run/checkpoints/checkpoint-5/optimizer.pt").read_bytes() == b"new"
+    assert (tmp_path / "store/run/checkpoints/checkpoint-5/state.json").read_bytes() == b"new"
 
 
 def test_one_that_is_removed_here_while_it_is_sent_arrives_whole(
@@ -101,7 +112,8 @@ def test_one_that_is_removed_here_while_it_is_sent_arrives_whole(
 
     monkeypatch.setattr(uploader.store, "_send", prune_then_send)
     assert uploader.send_newest() is True
-    assert len(list((tmp_path / "store/run/checkpoints/checkpoint-1").iterdir())) == 6
+    sent = (tmp_path / "store/run/checkpoints/checkpoint-1").rglob("*")
+    assert len([path for path in sent if path.is_file()]) == 5
 
 
 def test_when_the_run_has_ended_an_older_one_is_dropped_for_the_newest(
@@ -145,7 +157,7 @@ def test_without_its_manifest_one_does_not_exist_there(
     assert not (tmp_path / "store/run/checkpoints/checkpoint-1" / MANIFEST).exists()
     uploader.send_newest()
     assert sent[-1].endswith(MANIFEST)
-    assert sent.count(f"run/checkpoints/{folder.name}/optimizer.pt") == 1
+    assert sent.count(f"run/checkpoints/{folder.name}/state.json") == 1
 
 
 def test_a_streak_of_failures_is_told_once_and_its_end_too() -> None:
@@ -248,7 +260,8 @@ def test_it_ends_with_a_run_that_is_killed(run_dir: RunDir) -> None:
 
 
 def test_a_run_ends_early_enough_to_be_sent_before_its_machine_goes(run_dir: RunDir) -> None:
-    watch = Checkpoints(CheckpointConfig(every_minutes=None), run_dir, time.time() + 100, StopSignals())
+    trainer: Any = SimpleNamespace(saving=SimpleNamespace(run_dir=run_dir, longest_seconds=0.0))
+    watch = Checkpoints(trainer, CheckpointConfig(every_minutes=None), time.time() + 100, StopSignals())
     assert watch._wanted(time.monotonic()) == NOTHING
     run_dir.upload_seconds.write_text("45.0")
     assert watch._wanted(time.monotonic()) == STOP
