@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,17 +84,17 @@ def train(*overrides: str, say: Callable[[str], None] = print) -> Run:
         from finetune.config.saved import load_config as read_config
         from finetune.distributed.world import current_world
         from finetune.logs import set_up_logging
-        from finetune.training.join import open_together
-        from finetune.training.sending import run_and_send
+        from finetune.training.join import open_together, run_to_its_end
         from finetune.training.worker import run as run_worker
 
         main = current_world().is_main
         set_up_logging(main=main)
-        run_dir, completed = open_together(list(overrides), outer, say)
-        if completed:
-            return Run(run_dir.path)
-        config = read_config(run_dir.config)
-        code = run_and_send(config, run_dir, main, lambda: run_worker(run_dir), say)
+        with ExitStack() as lock:
+            run_dir, completed = open_together(list(overrides), outer, say, lock)
+            if completed:
+                return Run(run_dir.path)
+            work = partial(run_worker, run_dir)
+            code = run_to_its_end(read_config(run_dir.config), run_dir, work, say) if main else work()
     else:
         from finetune.training.supervise import found_to_resume, start_and_wait
 

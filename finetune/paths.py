@@ -106,6 +106,11 @@ class RunDir:
         return self.logs / "upload.log"
 
     @property
+    def tracking(self) -> Path:
+        """The id that the tracker knows this run by."""
+        return self.path / "tracking.json"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

@@ -21,7 +21,7 @@ def sft_arguments(config: RunConfig, facts: RunFacts, run_dir: RunDir, attention
         **sft_values(config.trainer)
         | {
             "output_dir": str(run_dir.checkpoints),
-            "run_name": config.run_name,
+            "run_name": run_dir.path.name,
             "seed": config.seed,
             "learning_rate": facts.learning_rate,
             "per_device_train_batch_size": facts.batch.per_device,

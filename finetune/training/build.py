@@ -12,7 +12,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import SFTConfig
 
 from finetune.config.rules import RunFacts
-from finetune.config.schema import RunConfig
+from finetune.config.schema import RunConfig, Tracker
 from finetune.distributed.world import gather_objects
 from finetune.report.record import Report, summary
 from finetune.training.callbacks import Checkpoints, Counters, Record, StepLine, StopSignals
@@ -20,6 +20,7 @@ from finetune.training.early import EarlyStopping
 from finetune.training.proof import ProveBeforeStepOne
 from finetune.training.rows import Rows
 from finetune.training.saving import Saving
+from finetune.training.tracking import RememberTracker
 from finetune.training.trainer import RunTrainer
 
 
@@ -44,7 +45,9 @@ def build_trainer(
     )
     for ours_instead in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(ours_instead)
-    checkpoint = config.checkpoint
+    tracker, checkpoint = config.tracking.report_to, config.checkpoint
+    if tracker is not Tracker.none:
+        trainer.add_callback(RememberTracker(tracker, report.run_dir))
     if checkpoint.early_stopping_patience is not None:
         patience, threshold = checkpoint.early_stopping_patience, checkpoint.early_stopping_threshold
         trainer.early_stopping = EarlyStopping(patience, threshold)

@@ -175,7 +175,7 @@ class StopSignals(TrainerCallback):
 
     The ranks agree after every step: a signal does not reach all of them at the same moment. Before the
     first step and after the last there is nothing to save, and after a rank has failed (its launcher then
-    signals the others) no step will end: then the process ends at once.
+    signals the others) no step will end: then the process ends at once, rank 0 by way of the run's end.
     """
 
     def __init__(self) -> None:
@@ -220,7 +220,9 @@ class StopSignals(TrainerCallback):
         if self.received and now - self._received_at < SAME_SIGNAL_SECONDS:
             return  # a launcher passes on what its whole group was sent
         self._received_at = now
-        if self.received or not self.training or some_rank_failed():
+        if some_rank_failed():
+            raise SystemExit(128 + number)  # rank 0 may have a command of the user's to call
+        if self.received or not self.training:
             os._exit(128 + number)
         self.received = number
         log.info(

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from finetune.config.saved import load_config
+from finetune.config.schema import RunConfig
 from finetune.distributed.outer import OuterLaunch
 from finetune.distributed.world import MainFailed, current_world, on_main_first
+from finetune.errors import RUN_FAILED
 from finetune.logs import set_up_logging
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
 from finetune.training.hooks import run_hook
+from finetune.training.lock import held
 from finetune.training.prepare import freed_when_refused, prepare_rows
 from finetune.training.process import Terminal, end, guarded, keep_output
 from finetune.training.room import refuse_small_disk
-from finetune.training.sending import run_and_send
+from finetune.training.sending import Sending
 from finetune.training.start import check_run, open_run
 from finetune.training.supervise import found_to_resume
 from finetune.training.worker import run
@@ -29,9 +34,9 @@ COMPLETED = "completed:"
 
 def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -> NoReturn:
     """Run as one rank of an outer launcher's world, for as long as the process lives."""
-    world = current_world()
+    world, lock = current_world(), ExitStack()  # the lock goes with the process
     try:
-        run_dir, completed = open_together(overrides, outer, say)
+        run_dir, completed = open_together(overrides, outer, say, lock)
     except MainFailed as failed:
         end(failed.exit_code)
     if completed:
@@ -39,9 +44,8 @@ def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -
     terminal = keep_output(run_dir, world.rank)
     set_up_logging(main=world.is_main)
     config = load_config(run_dir.config)
-    code = run_and_send(config, run_dir, world.is_main, lambda: guarded(run_dir, world.rank, run), log.info)
-    if world.is_main:
-        run_hook(config, run_dir, code, log.info)
+    work = partial(guarded, run_dir, world.rank, run)
+    code = run_to_its_end(config, run_dir, work, log.info) if world.is_main else work()
     terminal.close_log()
     if code != 0 and not world.is_main:
         _tell(terminal, run_dir, world.rank)
@@ -49,10 +53,10 @@ def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -
 
 
 def open_together(
-    overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]
+    overrides: list[str], outer: OuterLaunch, say: Callable[[str], None], lock: ExitStack
 ) -> tuple[RunDir, bool]:
     """Check, open and prepare on rank 0 while the others wait, with no collective open; on every rank the
-    folder, and whether the run in it is completed already.
+    folder, and whether the run in it is completed already. Rank 0 holds the folder until `lock` is left.
     """
 
     def prepare() -> str:
@@ -62,7 +66,11 @@ def open_together(
         resume = found_to_resume(run, say)
         if resume is not None and resume.completed:
             return f"{COMPLETED}{resume.run_dir.path}"
+        if resume is not None:
+            lock.enter_context(held(resume.run_dir))
         run_dir = open_run(run, resume)
+        if resume is None:
+            lock.enter_context(held(run_dir, run.config.launch.machine_rank))
         say(f"run       {run_dir.path}")
         with freed_when_refused(run, run_dir, resume):
             fetch_model(run.config.model)
@@ -72,6 +80,26 @@ def open_together(
 
     answer = on_main_first(current_world(), prepare)
     return RunDir(Path(answer.removeprefix(COMPLETED))), answer.startswith(COMPLETED)
+
+
+def run_to_its_end(
+    config: RunConfig, run_dir: RunDir, work: Callable[[], int], say: Callable[[str], None]
+) -> int:
+    """Rank 0's part of a run in a world that another launcher made: send it beside the training, and call the
+    user's command when all of it is there. Returns the exit code.
+    """
+    code, lost = RUN_FAILED, ""
+    with Sending(config, run_dir, say) as sending:
+        sending.start()
+        try:
+            code = work()
+        finally:
+            lost = sending.finish(code)
+            if lost:
+                say(f"WARNING   {lost}")
+            code = code or (RUN_FAILED if lost else 0)
+            run_hook(config, run_dir, code, say)
+    return code
 
 
 def _tell(terminal: Terminal, run_dir: RunDir, rank: int) -> None:

@@ -31,6 +31,7 @@ from finetune.logs import set_up_logging
 from finetune.paths import RunDir
 from finetune.report.record import report_end
 from finetune.secrets import masked, masked_file
+from finetune.training.tracking import tracker_environment
 
 LOG_SECONDS = 1.0
 """How long the end of a process waits for its log."""
@@ -124,11 +125,12 @@ def keep_output(run_dir: RunDir, rank: int) -> Terminal:
 
 
 @contextmanager
-def strategy_environment(config: RunConfig, facts: RunFacts) -> Iterator[World]:
+def strategy_environment(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> Iterator[World]:
     """The process group and stand-ins of a strategy; what it leaves here is taken back at the end."""
     engine = TRAITS[facts.strategy].engine
     before, linear = dict(os.environ), torch.nn.functional.linear
     with ExitStack() as stack:
+        os.environ.update(tracker_environment(config.tracking.report_to, run_dir))
         world = open_process_group(engine, facts.device, int(config.trainer.ddp_timeout))
         if engine is Engine.fsdp2 and facts.device == "cpu":
             stack.enter_context(cpu_stand_in())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -110,6 +111,16 @@ class SavingTrainer(SFTTrainer):
     def stopped_early(self) -> bool:
         """Whether evaluations without a new best have ended the run."""
         return self.early_stopping is not None and self.early_stopping.stopped
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        try:
+            super()._load_rng_state(checkpoint)
+        except UnpicklingError as error:
+            why = str(error).strip().splitlines()[0]
+            told = (
+                f"the random numbers of {checkpoint} are no plain numbers, and nothing else is ever unpickled"
+            )
+            raise RunFailed(f"{told}: {why}") from error
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._beside or self.args.output_dir)

@@ -16,7 +16,6 @@ from typing import Any
 from finetune.config.schema import RunConfig
 from finetune.distributed.launch import STOPPING
 from finetune.distributed.parent import end_with_parent
-from finetune.errors import RUN_FAILED
 from finetune.paths import RunDir
 from finetune.remote.address import whole_address
 from finetune.report.record import Report, read_report
@@ -140,23 +139,3 @@ class Sending:
                 log.write(f"{line}\n")
                 log.flush()
                 self.say(line)
-
-
-def run_and_send(
-    config: RunConfig, run_dir: RunDir, main: bool, work: Callable[[], int], say: Callable[[str], None]
-) -> int:
-    """Run `work` inside a world that another launcher made, rank 0 with the sending beside it.
-
-    Returns the exit code, which is not 0 unless all that the run has left is in the store too.
-    """
-    code, lost = RUN_FAILED, ""
-    with Sending(config, run_dir, say) as sending:
-        if main:
-            sending.start()
-        try:
-            code = work()
-        finally:
-            lost = sending.finish(code)
-            if lost:
-                say(f"WARNING   {lost}")
-    return code or (RUN_FAILED if lost else 0)

@@ -38,6 +38,8 @@ class RunTrainer(SavingTrainer):
         for parameter in self.model.parameters():
             if parameter.requires_grad and parameter.dtype is torch.bfloat16 and self._is_quantised():
                 parameter.data = parameter.data.float()
+            if parameter.requires_grad and not parameter.is_contiguous():
+                parameter.data = parameter.data.contiguous()  # as it lies in checkpoints
         self.sampler = self._window_sampler(
             train_dataset, self.args.per_device_train_batch_size, shuffle=True
         )

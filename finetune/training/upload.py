@@ -187,7 +187,7 @@ class Uploader:
         """The small files of the run as they are now: copies, since some of them grow."""
         run, folder = self.run_dir, self.staging / "records"
         folder.mkdir(parents=True, exist_ok=True)
-        records = (run.config, run.facts, run.environment, run.data, run.metrics, run.report)
+        records = (run.config, run.facts, run.environment, run.data, run.metrics, run.report, run.tracking)
         for path in records:
             if path.exists():
                 shutil.copyfile(path, folder / path.name)

@@ -46,7 +46,7 @@ def train(
     config: RunConfig, facts: RunFacts, run_dir: RunDir, report: Report, stop: StopSignals
 ) -> Saved | None:
     """Train and save; None when a signal ended the run, a checkpoint having been saved."""
-    with strategy_environment(config, facts):
+    with strategy_environment(config, facts, run_dir):
         tokenizer = load_tokenizer(config.model)
         rows = load_rows(run_dir)
         checkpoint = model_config(config.model)

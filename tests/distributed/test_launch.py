@@ -204,6 +204,38 @@ def test_the_first_rank_to_fail_is_named_and_its_traceback_comes_last(tmp_path: 
         assert not (run.path / "model").exists()
 
 
+def test_under_another_launcher_a_failing_rank_calls_the_hook_and_the_folder_is_held(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    from finetune.training.callbacks import Counters\n"
+        "    def broken(self, args, state, control, **kwargs):\n"
+        "        if state.global_step == 40:\n"
+        "            raise ValueError('a fault of rank 1 alone')\n"
+        "        self.trainer.count_step()\n"
+        "    Counters.on_step_end = broken\n",
+        encoding="utf-8",
+    )
+    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    told = f"hooks.on_failure=echo $FINETUNE_STATUS >> {tmp_path}/told.txt"
+    torchrun = [sys.executable, "-m", *TORCHRUN, "-m", "finetune", *LONG[:-1], told, "run_name=run"]
+    process = subprocess.Popen(
+        [*torchrun, f"output_dir={tmp_path / 'runs'}", "checkpoint.every_steps=1"],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    run = tmp_path / "runs" / "run"
+    wait_for_step(run, 2)
+    held = finetune(*LONG, "checkpoint.resume=auto", at=tmp_path)
+    assert held.code == 2
+    assert "another process is at work in it" in held.err
+    assert process.wait(timeout=120) == 1
+    assert (tmp_path / "told.txt").read_text() == "failed\n"
+    assert_all_gone(run)
+
+
 def test_an_fsdp_run_that_would_be_plain_ddp_is_refused_on_every_rank(tmp_path: Path) -> None:
     # what accelerate does by itself with an FSDP config on CPU processes: DDP, without a word
     (tmp_path / "sitecustomize.py").write_text(

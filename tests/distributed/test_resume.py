@@ -12,10 +12,13 @@ from safetensors.torch import load_file
 
 from finetune.model.state import SavedState
 from tests.distributed.test_parity import METHODS, SHARDED
-from tests.front_door import REPOSITORY, Outcome, in_world, relative_difference
+from tests.front_door import REPOSITORY, Outcome, finetune, in_world, relative_difference
 
-STEPS, AT = 7, 3
-"""7 steps of 8 rows are more than one epoch of 27 rows; step 3 lies inside the first, step 4 ends it."""
+STEPS = 7
+AT = {"plain": 3, "packed": 3, "streamed": 4, "mixed": 5}
+"""7 steps of 8 rows are more than one epoch of 27 rows (plain, mixed): step 3 lies inside the first one, step 5
+inside the second.
+"""
 
 STRATEGIES = ["single", "ddp", *SHARDED]
 EMBEDDED = REPOSITORY / "finetune" / "embedded"
@@ -42,15 +45,15 @@ def words(method: str, strategy: str, kind: str = "plain", *more: str) -> list[s
 def resumed(
     straight: dict[str, Outcome], cases: dict[str, list[str]], processes: int, at: Path
 ) -> dict[str, Outcome]:
-    """Each case gone on with from step 3, in a folder as a crash would have left it."""
+    """Each case gone on with in a folder as a crash would have left it; its name ends with the kind of data."""
     for name in cases:
-        interrupted(straight[name], at / "runs" / f"{name}-resumed")
+        interrupted(straight[name], at / "runs" / f"{name}-resumed", AT[name.split("-")[-1]])
     again = {f"{name}-resumed": [*case, "checkpoint.resume=auto"] for name, case in cases.items()}
     outcomes = in_world(again, processes, at)
     return {name: outcomes[f"{name}-resumed"] for name in cases}
 
 
-def interrupted(straight: Outcome, folder: Path, at: int = AT) -> None:
+def interrupted(straight: Outcome, folder: Path, at: int = AT["plain"]) -> None:
     shutil.copytree(straight.path, folder, ignore=shutil.ignore_patterns("model", "report.json"))
     for checkpoint in (folder / "checkpoints").iterdir():
         if int(checkpoint.name.split("-")[1]) > at:
@@ -111,6 +114,36 @@ def test_a_checkpoint_holds_no_base_weights_and_no_arguments(
             trained = sum(tensor.numel() * 4 for tensor in load_file(adapter).values())
             size = sum(entry["bytes"] for entry in files.values())
             assert size < 4 * trained, name  # adapter, two moments, and the names
+
+
+def test_a_checkpoint_of_shards_is_merged_into_what_the_run_hands_over(
+    pairs: dict[str, tuple[Outcome, Outcome]], tmp_path: Path
+) -> None:
+    full = pairs["zero3-mixed"][0]
+    assert full.report["wrapped_by"] == "DeepSpeedEngine"
+    merged = finetune("merge", checkpoint(full), "--to", str(tmp_path / "full"), "--json", at=tmp_path)
+    assert merged.code == 0, merged.err
+    ours, theirs = (load_file(f / "model.safetensors") for f in (tmp_path / "full", full.path / "model"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    adapter = pairs["fsdp-packed"][0]  # trained on a base of four bits
+    both = {"shards": checkpoint(adapter), "model": str(adapter.path)}
+    for name, source in both.items():
+        done = finetune("merge", source, "--to", str(tmp_path / name), "--json", at=tmp_path)
+        assert done.code == 0, done.err
+        assert json.loads(done.out)["verified"] is True
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in both)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    words = [(tmp_path / name / "tokenizer.json").read_bytes() for name in both]
+    assert words[0] == words[1]
+    (Path(checkpoint(full)) / "state" / "rank-00001-000.safetensors").unlink()
+    damaged = finetune("merge", checkpoint(full), "--to", str(tmp_path / "no"), at=tmp_path)
+    assert damaged.code == 2
+    assert "rank-00001-000.safetensors is missing" in damaged.err
+
+
+def checkpoint(outcome: Outcome) -> str:
+    return str(outcome.path / "checkpoints" / f"checkpoint-{STEPS}")
 
 
 TWO_TO_ONE = {

@@ -6,11 +6,13 @@ import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from finetune.training.checkpoint import entry_of
 from tests.front_door import REPOSITORY, Outcome, assert_all_gone, finetune, started
 
 WORDS = ["recipe=tiny_lora", "data.train.0.limit=40", "trainer.max_steps=8", "launch.device=cpu"]
@@ -97,6 +99,35 @@ def test_what_cannot_be_gone_on_with_is_refused_and_left_alone(straight: Outcome
     assert "run_name" in finetune(*WORDS, AUTO, "--dry-run", at=tmp_path).err
     for path, content in before.items():
         assert not path.exists() or path.read_bytes() == content, path
+
+
+def test_what_is_pickled_is_never_run(straight: Outcome, tmp_path: Path) -> None:
+    folder = crashed(straight, tmp_path)
+    checkpoint = folder / "checkpoints" / "checkpoint-8"
+    shutil.rmtree(folder / "checkpoints" / "checkpoint-7")
+    checkpoint = checkpoint.rename(folder / "checkpoints" / "checkpoint-7")
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state | {"global_step": 7}))
+    torch.save(Touch(tmp_path / "touched"), checkpoint / "rng_state.pth")
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    for name in ("rng_state.pth", "trainer_state.json"):
+        manifest["files"][name] = entry_of(checkpoint / name)
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    again = finetune(*WORDS, *EVERY_STEP, AUTO, at=tmp_path)
+    assert again.code == 1
+    assert "are no plain numbers, and nothing else is ever unpickled" in again.err
+    assert "Traceback" not in again.err
+    assert not (tmp_path / "touched").exists()
+
+
+class Touch:
+    """Makes a file when it is unpickled without care."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
 
 
 def test_an_allowed_change_goes_on_from_a_path(straight: Outcome, tmp_path: Path) -> None:
