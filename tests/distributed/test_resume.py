@@ -16,8 +16,8 @@ from tests.front_door import REPOSITORY, Outcome, finetune, in_world, relative_d
 
 STEPS = 7
 AT = {"plain": 3, "packed": 3, "streamed": 4, "mixed": 5}
-"""7 steps of 8 rows are more than one epoch of 27 rows (plain, mixed): step 3 lies inside the first one, step 5
-inside the second.
+"""7 steps of 8 rows are more than one epoch of 27 rows (plain, mixed): step 3 lies inside the first one, step
+5 inside the second.
 """
 
 STRATEGIES = ["single", "ddp", *SHARDED]
@@ -45,7 +45,7 @@ def words(method: str, strategy: str, kind: str = "plain", *more: str) -> list[s
 def resumed(
     straight: dict[str, Outcome], cases: dict[str, list[str]], processes: int, at: Path
 ) -> dict[str, Outcome]:
-    """Each case gone on with in a folder as a crash would have left it; its name ends with the kind of data."""
+    """Each case (its name ends with the kind of data) gone on with in a folder as a crash leaves it."""
     for name in cases:
         interrupted(straight[name], at / "runs" / f"{name}-resumed", AT[name.split("-")[-1]])
     again = {f"{name}-resumed": [*case, "checkpoint.resume=auto"] for name, case in cases.items()}
