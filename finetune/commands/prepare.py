@@ -30,7 +30,10 @@ def main(words: Words) -> int:
 
     needed = rows_needed(config.trainer, batch)
     with redirect_stdout(sys.stderr) if as_json else nullcontext():  # a format function may print
-        prepared = prepare_data(config.data, config.model, config.seed, cache_root(), needed)
+        new_tokens = config.adapter.trains_embeddings
+        prepared = prepare_data(
+            config.data, config.model, config.seed, cache_root(), needed, new_tokens=new_tokens
+        )
     steps = count_steps(config.trainer, batch, prepared, composed.subject)
     lines = [*composed.notes, *prepared.lines, batch.line, steps.line]
     for name, said in prepared.statistics.items():

@@ -193,6 +193,11 @@ class AdapterConfig:
     double_quant: bool = True
     """qlora: quantise the quantisation constants too (saves about 0.4 bits a parameter)."""
 
+    @property
+    def trains_embeddings(self) -> bool:
+        """Whether rows of new tokens would be learnt, where they are read and where they are written."""
+        return self.method is Method.full or {"embed_tokens", "lm_head"} <= {*(self.modules_to_save or ())}
+
 
 @dataclass(kw_only=True, slots=True)
 class SourceConfig:

@@ -21,7 +21,7 @@ from finetune.errors import refuse
 from finetune.model.limits import Limits
 from finetune.model.tokenizer import tokenizer_identity
 
-CODE_VERSION = 2
+CODE_VERSION = 3
 """Raised whenever the same input would be prepared differently than before."""
 
 LIBRARIES = ("transformers", "tokenizers", "datasets", "pyarrow", "numpy")

@@ -17,7 +17,7 @@ from finetune.data.gather import Quota, gather
 from finetune.data.rows import Rows, RowWriter
 from finetune.data.source import SUBJECT
 from finetune.data.split import common_rows, finish_split, hold_out, save
-from finetune.errors import refuse
+from finetune.errors import Refusal, refuse
 from finetune.model.limits import Limits, model_limits
 from finetune.model.tokenizer import load_tokenizer, turn_end
 from finetune.report.data_page import data_page
@@ -47,11 +47,18 @@ def cache_root() -> Path:
 
 
 def prepare_data(
-    data: DataConfig, model: ModelConfig, seed: int, cache_dir: Path, rows_needed: int = 0
+    data: DataConfig,
+    model: ModelConfig,
+    seed: int,
+    cache_dir: Path,
+    rows_needed: int = 0,
+    *,
+    new_tokens: bool = False,
 ) -> PreparedData:
     """Load, check, convert, tokenise, mask and pack the data, or find it in the cache. Imports no torch.
 
-    `rows_needed`: finished rows after which a stream (`data.streaming`) is read no further.
+    `rows_needed`: finished rows after which a stream (`data.streaming`) is read no further. `new_tokens`: the
+    run gives tokens beyond the model's embedding rows of their own, and trains them.
     """
     if not data.train:
         raise refuse(
@@ -73,6 +80,8 @@ def prepare_data(
         store(folder, parts, lambda place: _prepare(work, place))
         said = stored(folder)
         assert said is not None
+    if limits.embeddings is not None and said["highest"] >= limits.embeddings and not new_tokens:
+        raise _outside(said["highest"], limits.embeddings, load_tokenizer(model))
     for split in ("train", "eval"):
         if said["statistics"][split] is not None:
             said["statistics"][split]["cache"] = "miss" if how.startswith("written") else "hit"
@@ -115,11 +124,13 @@ def _prepare(work: _Work, place: Path) -> dict[str, Any]:
         lines.append(
             f"the stream was read as far as the steps need: {rows.read:,} rows; the rest is not looked at"
         )
+    highest = tokenizer.pad_token_id or 0
     for name, split in splits.items():
         if split is None:
             continue
         counted = said[name] = statistics.count_split(split, tokenizer, max_length, data.packing)
         _refuse_ids_outside(split.rows, work.limits, tokenizer)
+        highest = max(highest, split.rows.max_token_id)
         lines += statistics.lines(split, counted, data)
         if split.rows is not rows or split is train:
             lines += statistics.count_lines(split)
@@ -128,7 +139,7 @@ def _prepare(work: _Work, place: Path) -> dict[str, Any]:
             lines += [f"eval: {copies} rows are exact copies of training rows"] if copies else []
         save(split, place / f"{name}.arrow")
     (place / PAGE).write_text(data_page(said, lines), encoding="utf-8")
-    return {"statistics": said, "lines": lines}
+    return {"statistics": said, "lines": lines, "highest": highest}
 
 
 def stream_quotas(data: DataConfig, rows_needed: int, max_length: int | None) -> list[Quota]:
@@ -147,18 +158,23 @@ def stream_quotas(data: DataConfig, rows_needed: int, max_length: int | None) ->
 
 
 def _refuse_ids_outside(rows: Rows, limits: Limits, tokenizer: PreTrainedTokenizerFast) -> None:
-    highest = max(rows.max_token_id, tokenizer.pad_token_id or 0)
-    if limits.embeddings is None or highest < limits.embeddings:
+    """Ids that come with the data must lie below the model's rows, or be tokens that are new to it."""
+    if rows.places[0].layout.format is not Format.tokenized or limits.embeddings is None:
         return
-    if rows.places[0].layout.format is Format.tokenized and rows.max_token_id >= limits.embeddings:
-        outside = int(np.argmax(rows.ids >= limits.embeddings))
+    allowed = max(limits.embeddings, len(tokenizer))
+    if rows.max_token_id >= allowed:
+        outside = int(np.argmax(rows.ids >= allowed))
         where = rows.place(int(np.searchsorted(rows.starts, outside, "right")) - 1)
         why = f"input_ids holds {rows.ids[outside]}, and the model's embedding has {limits.embeddings} rows"
         raise refuse(where, why, "Tokenise with the tokenizer of this model.", subject=SUBJECT)
-    raise refuse(
+
+
+def _outside(highest: int, embeddings: int, tokenizer: PreTrainedTokenizerFast) -> Refusal:
+    return refuse(
         f"tokenizer {tokenizer.name_or_path}",
         f"token id {highest} ({tokenizer.convert_ids_to_tokens(highest)!r}) lies outside the model's "
-        f"embedding of {limits.embeddings} rows",
-        "Use the tokenizer that belongs to the model.",
+        f"embedding of {embeddings} rows",
+        "Use the tokenizer that belongs to the model. Tokens that you have added need rows that are trained: "
+        "adapter=full, or adapter.modules_to_save='[embed_tokens, lm_head]'.",
         subject="tokenizer and model",
     )

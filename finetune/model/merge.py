@@ -17,7 +17,6 @@ import torch
 from peft import PeftModel
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors import safe_open
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from finetune.config.schema import Method, RunConfig, Thinking
@@ -29,6 +28,7 @@ from finetune.model.load import checkpoint_dtype, model_config, open_weights
 from finetune.model.source import Source
 from finetune.model.state import BUFFER, WEIGHT, SavedState
 from finetune.model.tokenizer import TOKENIZER_FILES, load_tokenizer, turn_end, unthinking
+from finetune.model.vocabulary import give_rows, make_room
 
 BESIDE_WEIGHTS = ("tokenizer.model", "preprocessor_config.json", "processor_config.json", "*.py")
 """Files of the base that other programs look for: llama.cpp's converter, vLLM for models with towers."""
@@ -67,6 +67,7 @@ def _open_checkpoint(
     full = trained.adapter.method is Method.full
     dtype = torch.float32 if full else checkpoint_dtype(config)
     base = open_weights(config, source.model, dtype, None)
+    give_rows(base, load_tokenizer(source.model), trained.adapter, trained.seed)
     model = attach_adapter(base.requires_grad_(full), trained.adapter, trained.seed, source.model.revision)
     state = SavedState(source.folder)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -177,23 +178,7 @@ def _set_tie(model: PreTrainedModel) -> None:
 
 def _make_room(base: PreTrainedModel, source: Source) -> None:
     """Give the base as many embedding rows as the adapter was trained with: tokens may have been added."""
-    file = source.folder / "adapter_model.safetensors"
-    if not file.exists():
-        return
-    embedding = base.get_input_embeddings()
-    rows = embedding.weight.shape[0]
-    name = next(name for name, module in base.named_modules() if module is embedding)
-    prefix = f"base_model.model.{name}."
-    with safe_open(file, framework="pt") as opened:
-        shapes = {key: opened.get_slice(key).get_shape() for key in opened.keys()}  # noqa: SIM118
-    trained = [shape[0] for key, shape in shapes.items() if key.startswith(prefix) and key.endswith("weight")]
-    trained += [
-        shape[1] for key, shape in shapes.items() if key.startswith(prefix) and "lora_embedding_A" in key
-    ]
-    head = [shape[0] for key, shape in shapes.items() if key.endswith("lm_head.weight")]
-    wanted = next(iter([*trained, *head]), rows)
-    if wanted != rows:
-        base.resize_token_embeddings(wanted, mean_resizing=False)
+    wanted = make_room(base, source.folder)
     settings = words_folder(source) / "tokenizer.json"
     tokens = _number_of_tokens(settings) if settings.exists() else 0
     if tokens > wanted:

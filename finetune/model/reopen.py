@@ -19,6 +19,7 @@ from finetune.config.rules import RunFacts
 from finetune.config.schema import AdapterConfig, Method, ModelConfig
 from finetune.model.export import Written, checksum
 from finetune.model.load import COMPUTE_DTYPE, model_config, open_weights, quantization
+from finetune.model.vocabulary import make_room
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Largest relative difference of the two losses, by stored dtype: what rounding to it explains."""
@@ -135,6 +136,7 @@ def open_saved(
         whole = ModelConfig(name_or_path=str(folder), trust_remote_code=model.trust_remote_code)
         return on_card(open_weights(model_config(whole), whole, compute, None), device)
     base = open_weights(model_config(model), model, compute, quantization(adapter, compute))
+    make_room(base, folder)
     generation = base.generation_config.from_pretrained(folder)
     opened = PeftModel.from_pretrained(base, str(folder))
     opened.base_model.model.generation_config = generation

@@ -90,7 +90,8 @@ def _prepared(run: CheckedRun, run_dir: RunDir) -> PreparedData:
     config = run.config
     cache = cache_root() if config.launch.num_machines == 1 else run_dir.path / "data"
     needed = rows_needed(config.trainer, run.facts.batch)
-    return prepare_data(config.data, config.model, config.seed, cache, needed)
+    new_tokens = config.adapter.trains_embeddings
+    return prepare_data(config.data, config.model, config.seed, cache, needed, new_tokens=new_tokens)
 
 
 def _paths(prepared: PreparedData) -> dict[str, str | None]:

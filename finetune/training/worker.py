@@ -16,6 +16,7 @@ from finetune.model.adapter import attach_adapter
 from finetune.model.attention import choose_attention
 from finetune.model.load import checkpoint_class, load_model, model_config
 from finetune.model.tokenizer import load_tokenizer
+from finetune.model.vocabulary import give_rows
 from finetune.paths import RunDir
 from finetune.report.record import Report
 from finetune.training.arguments import sft_arguments
@@ -55,6 +56,7 @@ def train(
             config, facts, run_dir, attention
         )  # before the model: ZeRO-3 shards while loading
         loaded = load_model(checkpoint, config.model, config.adapter, facts, attention)
+        give_rows(loaded.model, tokenizer, config.adapter, config.seed)
         model = attach_adapter(loaded.model, config.adapter, config.seed, config.model.revision)
         start = adapter_sums(model, loaded.checkpoint_dtype)
         trainer = build_trainer(arguments, model, tokenizer, rows, config, facts, report, stop)
