@@ -85,15 +85,17 @@ def train(*overrides: str, say: Callable[[str], None] = print) -> Run:
         from finetune.distributed.world import current_world
         from finetune.logs import set_up_logging
         from finetune.training.join import open_together, run_to_its_end
+        from finetune.training.process import guarded
         from finetune.training.worker import run as run_worker
 
-        main = current_world().is_main
+        world = current_world()
+        main = world.is_main
         set_up_logging(main=main)
         with ExitStack() as lock:
             run_dir, completed = open_together(list(overrides), outer, say, lock)
             if completed:
                 return Run(run_dir.path)
-            work = partial(run_worker, run_dir)
+            work = partial(guarded, run_dir, world.rank, run_worker)
             code = run_to_its_end(read_config(run_dir.config), run_dir, work, say) if main else work()
     else:
         from finetune.training.supervise import found_to_resume, start_and_wait

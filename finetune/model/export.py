@@ -20,6 +20,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 from peft import PeftModel, get_peft_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
@@ -64,6 +65,7 @@ def save_full(
 
     `groups` are its tensors layer by layer, for a model whose weights are made on the way.
     """
+    reshard(model)
     written, shards = Written(), _Shards(folder)
     for group in groups or _groups(model):
         gathered = {name: _gather(tensor, dtype, is_main) for name, tensor in group.items()}
@@ -81,6 +83,7 @@ def save_full(
 
 def save_adapter(model: PeftModel, folder: Path, dtype: torch.dtype, is_main: bool) -> Written:
     """Write the adapter alone. All ranks call it; rank 0 writes."""
+    reshard(model)
     written = Written()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     gathered = {name: _gather(tensor, dtype, is_main) for name, tensor in trained.items()}
@@ -121,6 +124,15 @@ def save_words(
     generation.eos_token_id = list(dict.fromkeys(ends))
     generation.pad_token_id = tokenizer.pad_token_id
     generation.save_pretrained(folder)
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """Give FSDP2 its own tensors back: a forward pass without gradients may leave the weights gathered, in the
+    dtype of the computation.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _groups(model: PreTrainedModel) -> Iterator[dict[str, torch.Tensor]]:

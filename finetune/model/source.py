@@ -38,15 +38,8 @@ class Source:
 
     @property
     def base(self) -> Path:
-        """The folder of the base (for a hub id: its snapshot in the cache), or of the whole model."""
-        folder = Path(self.model.name_or_path).expanduser()
-        if folder.is_dir():
-            return folder
-        from huggingface_hub import snapshot_download
-
-        return Path(
-            snapshot_download(self.model.name_or_path, revision=self.model.revision, local_files_only=True)
-        )
+        """The folder of the base, or of the whole model."""
+        return model_folder(self.model)
 
     @property
     def method(self) -> str:
@@ -55,6 +48,16 @@ class Source:
             return "full fine-tuning" if self.trained is not None else "whole model"
         name = "DoRA" if self.adapter.get("use_dora") else "LoRA"
         return ("rs" if self.adapter.get("use_rslora") else "") + name
+
+
+def model_folder(model: ModelConfig) -> Path:
+    """Where a model's files are; of a hub id, which has been fetched, its snapshot in the cache."""
+    folder = Path(model.name_or_path).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model.name_or_path, revision=model.revision, local_files_only=True))
 
 
 def find_source(word: str, overrides: list[str], problems: list[Problem]) -> Source | None:

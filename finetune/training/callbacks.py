@@ -13,6 +13,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from finetune.config.schema import CheckpointConfig
+from finetune.distributed.launch import STOPPING
 from finetune.distributed.world import any_rank, some_rank_failed
 from finetune.paths import RunDir
 from finetune.training.live import live_state
@@ -31,8 +32,6 @@ FIRST_SAVE_SECONDS, SAFETY, END_SECONDS = 60.0, 2.0, 5.0
 """What a save is taken to last before the first one; how many of them are left in time before `stop_at`, and
 for the processes to end.
 """
-
-STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 
 
 class Record(TrainerCallback):
@@ -131,6 +130,8 @@ class Checkpoints(TrainerCallback):
         self.first_save_seconds = min(FIRST_SAVE_SECONDS, left / 10)
         """A guess."""
         self.step_seconds = 0.0
+        """The longest from one step's end to the next: an evaluation or a save may lie between."""
+        self.last_end: float | None = None
         self.proved = False
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -139,10 +140,13 @@ class Checkpoints(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.saving.check()
         if not self.proved:
-            self.saving.prove(live_state(self.trainer), self.checkpoint)
-            self.proved = True
+            live = live_state(self.trainer)
+            self.proved = bool(live.optimizer.state) or not args.fp16  # a step that overflowed makes no state
+            if self.proved:
+                self.saving.prove(live, self.checkpoint)
         now = time.monotonic()
-        self.step_seconds = max(self.step_seconds, now - self.step_began)
+        since = self.last_end if self.last_end is not None else self.step_began
+        self.step_seconds, self.last_end = max(self.step_seconds, now - since), now
         every = self.checkpoint.every_steps
         due = every is not None and state.global_step % every == 0
         wanted = any_rank(self._wanted(now) if args.process_index == 0 else NOTHING)
@@ -220,11 +224,11 @@ class StopSignals(TrainerCallback):
         if self.received and now - self._received_at < SAME_SIGNAL_SECONDS:
             return  # a launcher passes on what its whole group was sent
         self._received_at = now
-        if some_rank_failed():
-            raise SystemExit(128 + number)  # rank 0 may have a command of the user's to call
-        if self.received or not self.training:
+        if self.received:
             os._exit(128 + number)
         self.received = number
+        if not self.training or some_rank_failed():
+            raise SystemExit(128 + number)  # rank 0 may have to send what there is, and to call a hook
         log.info(
             "%s: saving a checkpoint after this step, then ending (again: end at once)",
             signal.Signals(number).name,

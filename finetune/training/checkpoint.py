@@ -23,11 +23,13 @@ log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 NUMBERS = "state.json"
 """Everything of optimizer and schedule that is no tensor."""
-PART, ASIDE = ".part", ".aside-"
-"""Beside the checkpoints: where one is being written, and how those that are no longer seen begin."""
+PART, ASIDE, REPLACED = ".part", ".aside-", ".replaced-"
+"""Beside the checkpoints: where one is being written; how those begin that are no longer wanted, and one
+whose place is being taken.
+"""
 NAME = re.compile(r"checkpoint-(\d+)")
-SEAL = ".sealed-"
-"""How a rank's mark begins that says: my files are on the disk."""
+SEAL, FAILED = ".sealed-", ".failed-"
+"""How a rank's mark begins that says: my files are on the disk; or: they will not be."""
 
 BLOCK = 2**24
 
@@ -129,6 +131,10 @@ def damage(folder: Path) -> str:
 
 def newest_whole(checkpoints: Path) -> Found | list[str]:
     """The newest checkpoint that is whole; else why each of those that are there is not."""
+    for replaced in checkpoints.glob(f"{REPLACED}*"):  # a kill came between it and the one in its place
+        target = checkpoints / replaced.name.removeprefix(REPLACED)
+        if not target.exists():
+            replaced.rename(target)
     skipped: list[str] = []
     for folder in reversed(numbered(checkpoints)):
         wrong = damage(folder)
@@ -157,7 +163,9 @@ def publish(written: Path, checkpoints: Path, keep: int, about: dict[str, Any]) 
     files: dict[str, Entry] = {}
     for rank in range(about["num_processes"]):
         mark = written / f"{SEAL}{rank}"
-        while not mark.exists():  # a rank that cannot write ends, and all others with it
+        while not mark.exists():
+            for failed in written.glob(f"{FAILED}*"):
+                raise OSError(failed.read_text(encoding="utf-8"))
             time.sleep(0.01)
         files |= json.loads(mark.read_text(encoding="utf-8"))
         mark.unlink()
@@ -172,14 +180,16 @@ def publish(written: Path, checkpoints: Path, keep: int, about: dict[str, Any]) 
     for inside in {(written / name).parent for name in files}:
         _bring_to_disk(inside)
     if target.exists():
-        set_aside(target)  # the same step, saved again after a resume
+        target.rename(target.with_name(f"{REPLACED}{target.name}"))  # the same step, saved again
     written.rename(target)
     _bring_to_disk(checkpoints)
     shutil.rmtree(written.parent, ignore_errors=True)
     best = (about.get("best") or {}).get("step")
     others = [path for path in numbered(checkpoints) if path != target and step_of(path) != best]
     over = others[: max(0, len(others) - keep + 1)]
-    for old in [*over, *checkpoints.glob(f"{ASIDE}*")]:
+    for old in over:
+        set_aside(old)  # a kill while it is removed leaves nothing that looks like one
+    for old in [*checkpoints.glob(f"{ASIDE}*"), *checkpoints.glob(f"{REPLACED}*")]:
         try:
             shutil.rmtree(old)
         except OSError as error:

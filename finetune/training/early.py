@@ -15,6 +15,8 @@ class EarlyStopping(EarlyStoppingCallback):
     again that a signal has stopped.
     """
 
+    begun_at = 0
+
     @property
     def stopped(self) -> bool:
         """Whether there were as many evaluations without a new best as are allowed."""
@@ -22,6 +24,7 @@ class EarlyStopping(EarlyStoppingCallback):
 
     def take_up(self, state: TrainerState) -> None:
         """Go on counting where a checkpoint's state has left off."""
+        self.begun_at = state.global_step
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self.early_stopping_patience_counter = saved["attributes"]["early_stopping_patience_counter"]
 
@@ -29,6 +32,8 @@ class EarlyStopping(EarlyStoppingCallback):
         """Nothing; upstream warns that nobody loads the best model, which the run does itself."""
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
+        if state.global_step == self.begun_at:
+            return  # before the first step of this process: it has been counted, or there is nothing to count
         super().on_evaluate(args, state, control, metrics, **kwargs)
         if self.stopped:
             control.should_save = True

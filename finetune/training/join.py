@@ -74,7 +74,7 @@ def open_together(
         say(f"run       {run_dir.path}")
         with freed_when_refused(run, run_dir, resume):
             fetch_model(run.config.model)
-            refuse_small_disk(run.config, run_dir)
+            refuse_small_disk(run.config, run.facts, run_dir)
             prepare_rows(run, run_dir, say)
         return str(run_dir.path)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +21,7 @@ from peft import PeftModel
 from torch.distributed.tensor import DTensor, Shard
 
 from finetune.errors import RunFailed
-from finetune.model.export import plain_tensors
+from finetune.model.export import plain_tensors, reshard
 from finetune.model.state import BUFFER, WEIGHT
 
 
@@ -59,13 +58,12 @@ Like = dict[str, dict[str, torch.Tensor]]
 class Live(Protocol):
     """The state of a run under one strategy."""
 
+    optimizer: torch.optim.Optimizer
+
     def ranges(self) -> Iterator[Range]:
         """Every range of this rank; the optimizer's are there from the first step on, or once made."""
 
     def settings(self) -> Settings: ...
-
-    def filled(self) -> list[bool]:
-        """Which groups of the optimizer have parameters."""
 
     def make(self, settings: Settings, like: Like) -> None:
         """Give a fresh optimizer the settings of a saved one, and states to be filled through `ranges`."""
@@ -77,6 +75,7 @@ class Live(Protocol):
 def live_state(trainer: Any) -> Live:
     """The state of a trainer that has wrapped its model."""
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    reshard(model)
     if trainer.is_deepspeed_enabled:
         from finetune.training.live_zero import live_zero
 
@@ -105,6 +104,11 @@ class PlainLive:
         self.model = model
         self.parameters = trained_parameters(model)
         self.optimizer = optimizer
+        known = {id(parameter) for parameter in self.parameters.values()}
+        if not {id(parameter) for parameter in optimizer.state} <= known:
+            raise RunFailed(
+                "the optimizer updates other tensors than the model's own: nothing is saved of it."
+            )
 
     def ranges(self) -> Iterator[Range]:
         yield from buffers(self.model)
@@ -142,11 +146,8 @@ class PlainLive:
     def settle(self) -> None:
         """Nothing: there is no other copy."""
 
-    def filled(self) -> list[bool]:
-        return [bool(group["params"]) for group in self.optimizer.param_groups]
-
     def _groups(self) -> list[dict[str, Any]]:
-        return list(compress(self.optimizer.param_groups, self.filled()))
+        return [group for group in self.optimizer.param_groups if group["params"]]
 
 
 def group_numbers(group: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 
 from finetune.errors import RunFailed
 from finetune.model.state import WEIGHT
@@ -52,9 +52,8 @@ class Flat:
 def live_zero(model: torch.nn.Module, engine: Any) -> Live:
     """The state of a DeepSpeed engine."""
     stage3 = engine.zero_optimization_partition_weights()
-    return ZeroLive(
-        model, engine.optimizer, _stage3(engine.optimizer) if stage3 else _stage12(engine.optimizer)
-    )
+    flats = _stage3(engine.optimizer) if stage3 else _stage12(engine.optimizer)
+    return ZeroLive(model, engine.optimizer, flats, stage3)
 
 
 def _stage12(optimizer: Any) -> list[Flat]:
@@ -92,12 +91,13 @@ def _stage3(optimizer: Any) -> list[Flat]:
 class ZeroLive:
     """One torch optimizer over flat buffers."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: Any, flats: list[Flat]) -> None:
+    def __init__(self, model: torch.nn.Module, optimizer: Any, flats: list[Flat], stage3: bool) -> None:
         self.model = model
         self.names = {id(parameter): name for name, parameter in trained_parameters(model).items()}
         self.zero = optimizer
         self.optimizer: torch.optim.Optimizer = optimizer.optimizer
         self.flats = flats
+        self.stage3 = stage3
 
     def ranges(self) -> Iterator[Range]:
         yield from buffers(self.model)
@@ -116,9 +116,6 @@ class ZeroLive:
             numbers |= {self.names[id(parameter)]: of_all for parameter in flat.parameters}
         return Settings([group_numbers(group) for group in self.optimizer.param_groups], numbers)
 
-    def filled(self) -> list[bool]:
-        return [True] * len(self.optimizer.param_groups)  # DeepSpeed drops the others
-
     def make(self, settings: Settings, like: Like) -> None:
         set_groups(self.optimizer.param_groups, settings.groups)
         for flat in self.flats:
@@ -133,25 +130,26 @@ class ZeroLive:
             made |= {kind: torch.tensor(value, device=where) for kind, value in numbers.items()}
             if made:
                 self.optimizer.state[flat.masters] = made
-        if hasattr(self.zero, "_lazy_init_hp_params_optimizer_state"):
+        if not self.stage3:
             self.zero._lazy_init_hp_params_optimizer_state()  # what DeepSpeed does behind the first step
 
     def settle(self) -> None:
         """Bring the masters to the weights that the model computes with."""
-        if hasattr(self.zero, "update_lp_params"):
+        if not self.stage3:
             self.zero.update_lp_params()
             return
         for flat in self.flats:
             mine = {id(piece.parameter): piece for piece in flat.pieces}
             for parameter in flat.parameters:
                 piece = mine.get(id(parameter))
-                stretch = torch.zeros(parameter.partition_numel(), device=flat.masters.device)
                 if piece is not None:
-                    stretch[: piece.length] = flat.masters.detach().narrow(0, piece.offset, piece.length)
-                with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-                    whole = stretch.new_empty(stretch.numel() * dist.get_world_size())
-                    dist.all_gather_into_tensor(whole, stretch)
-                    parameter.data.copy_(whole[: parameter.ds_numel].view(parameter.ds_shape))
+                    values = flat.masters.detach().narrow(0, piece.offset, piece.length)
+                    parameter.ds_tensor.data[: piece.length].copy_(values)
+            gathered = [p for p in flat.parameters if p.ds_status is ZeroParamStatus.AVAILABLE]
+            if (
+                gathered
+            ):  # small ones stay so from step to step: let go here, gathered anew when they are used
+                gathered[0].partition(gathered, has_been_updated=False)
 
     def _spread(self, flat: Flat) -> dict[str, torch.Tensor]:
         """The states that are as long as the buffer; one of another size belongs to no parameter."""

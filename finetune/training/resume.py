@@ -19,7 +19,17 @@ from finetune.config.schema import RunConfig
 from finetune.errors import Problem, Refusal, refuse
 from finetune.paths import RunDir, write_whole
 from finetune.report.record import read_report
-from finetune.training.checkpoint import NAME, PART, Found, damage, newest_whole, numbered, set_aside, step_of
+from finetune.training.checkpoint import (
+    NAME,
+    PART,
+    Found,
+    damage,
+    newest_whole,
+    numbered,
+    read_manifest,
+    set_aside,
+    step_of,
+)
 
 HARMLESS = (
     *("checkpoint", "tracking", "launch", "run_name", "output_dir", "data.num_proc", "hooks"),
@@ -59,6 +69,8 @@ class Resume:
     completed: bool
     """It has made all its steps and its model is verified: there is nothing to do."""
     differences: Differences
+    seen: tuple[str, ...]
+    """What the folder held when it was looked at."""
 
 
 def find_resume(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> Resume | None:
@@ -82,12 +94,14 @@ def find_resume(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> Resume |
         raise Refusal(differences.problems, f"{SUBJECT} ({run_dir.path})")
     done = _completed(run_dir)
     if done and found is None and not differences.allowed:
-        return Resume(run_dir, None, True, differences)
+        return Resume(run_dir, None, True, differences, contents(run_dir))
     found = found or _newest(run_dir)
+    if found is not None and config.checkpoint.best is not None:
+        _refuse_lost_best(run_dir, found)
     if done and found is None:
         why = "it is completed and holds no checkpoint any more"
         raise refuse(str(run_dir.path), why, "Start a new run.", subject=SUBJECT)
-    return Resume(run_dir, found, False, differences)
+    return Resume(run_dir, found, False, differences, contents(run_dir))
 
 
 def compare(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> Differences:
@@ -132,8 +146,20 @@ def _world(facts: RunFacts) -> str:
     return f"{facts.strategy.value} on {facts.num_processes} process{'es' * (facts.num_processes > 1)}"
 
 
+def contents(run_dir: RunDir) -> tuple[str, ...]:
+    """What another process at work in a run's folder changes."""
+    ended = [path.name for path in (run_dir.model, run_dir.report) if path.exists()]
+    return (*(folder.name for folder in numbered(run_dir.checkpoints)), *ended)
+
+
 def take_up(resume: Resume) -> None:
-    """Bring the run's folder to where its checkpoint was made: nothing of what came later stays."""
+    """Bring the run's folder to where its checkpoint was made: nothing of what came later stays.
+
+    Whoever calls it holds the folder.
+    """
+    if contents(resume.run_dir) != resume.seen:
+        why = "another process has been at work in it since it was looked at"
+        raise refuse(str(resume.run_dir.path), why, "Try again.", subject=SUBJECT)
     run_dir, step = resume.run_dir, resume.found.step if resume.found else 0
     if run_dir.metrics.exists() and resume.found is None:
         run_dir.metrics.rename(run_dir.path / "metrics-without-checkpoint.jsonl")
@@ -180,6 +206,18 @@ def _newest(run_dir: RunDir) -> Found | None:
         return None
     problems = [Problem(name, "not whole") for name in found]
     raise Refusal(problems, f"{run_dir.checkpoints}: no checkpoint is whole")
+
+
+def _refuse_lost_best(run_dir: RunDir, found: Found) -> None:
+    """The best checkpoint so far must be there: a run that goes on may find no better one."""
+    best = read_manifest(found.path).get("best")
+    if best is None or best["step"] == found.step:
+        return
+    folder = run_dir.checkpoints / f"checkpoint-{best['step']}"
+    wrong = damage(folder) if folder.is_dir() else "it is not there"
+    if wrong:
+        fix = "Restore it, or go on without a best one: checkpoint.best=null."
+        raise refuse(str(folder), f"the best one so far: {wrong}", fix, subject=SUBJECT)
 
 
 def _named(path: Path, wanted: str) -> tuple[RunDir, Found]:

@@ -9,35 +9,37 @@ import math
 import shutil
 from pathlib import Path
 
+from finetune.config.rules import RunFacts
 from finetune.config.schema import CheckpointConfig, Method, RunConfig
 from finetune.errors import Refusal, refuse
+from finetune.model.source import BYTES, model_folder
 from finetune.paths import RunDir
 from finetune.training.checkpoint import numbered
 
-BYTES_PER_WEIGHT = 12
-"""float32 weights and the two moments of AdamW, which most optimizers keep."""
+COPIES = 3
+"""The weights and the two moments of AdamW, which most optimizers keep."""
+
+ADAMW = ("adamw_torch", "adamw_torch_fused")
 
 
-def refuse_small_disk(config: RunConfig, run_dir: RunDir) -> None:
+def refuse_small_disk(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> None:
     """Refuse a full fine-tuning whose checkpoints cannot fit, by the sizes in the model's own files.
 
     An adapter's are small; they are looked at behind the first step.
     """
     if config.adapter.method is not Method.full or config.trainer.optim not in (None, *ADAMW):
         return
-    weights = stored_parameters(Path(config.model.name_or_path).expanduser())
-    lacking = too_small(config.checkpoint, run_dir, weights * BYTES_PER_WEIGHT)
+    size = stored_parameters(model_folder(config.model)) * COPIES * BYTES[facts.trained_dtype]
+    lacking = too_small(config.checkpoint, run_dir, size)
     if lacking is not None:
         raise lacking
-
-
-ADAMW = ("adamw_torch", "adamw_torch_fused")
 
 
 def too_small(checkpoint: CheckpointConfig, run_dir: RunDir, size: int) -> Refusal | None:
     """The refusal of a run whose checkpoints of `size` bytes do not fit beside each other."""
     kept = checkpoint.keep + (checkpoint.best is not None)
-    copies = kept + 1 - min(len(numbered(run_dir.checkpoints)), kept)
+    leaving = int(checkpoint.remote is not None)  # one that is being sent stays until it has arrived
+    copies = kept + leaving + 1 - min(len(numbered(run_dir.checkpoints)), kept)
     free = shutil.disk_usage(run_dir.checkpoints).free
     if copies * size <= free:
         return None

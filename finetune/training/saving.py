@@ -11,17 +11,20 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
+import torch.distributed as dist
 from transformers import TrainingArguments
 
 from finetune.config.schema import CheckpointConfig
-from finetune.distributed.world import barrier, gather_objects
+from finetune.distributed.world import gather_objects
+from finetune.hardware.memory import free_bytes
 from finetune.paths import RunDir
 from finetune.training.checkpoint import (
+    FAILED,
     PART,
     Entry,
     cannot_write,
@@ -33,7 +36,7 @@ from finetune.training.checkpoint import (
 from finetune.training.live import Live
 from finetune.training.room import too_small
 from finetune.training.rows import rows_read
-from finetune.training.state_files import Part, on_cpu, own_bytes, parts, write_file
+from finetune.training.state_files import FILE_BYTES, Part, on_cpu, own_bytes, parts, write_file
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +44,10 @@ SPARE = 1.05
 """How much more than the tensors a checkpoint takes on the disk."""
 
 MEMORY_SHARE = 0.5
-"""Part of the host's free memory that copies of all its ranks may take."""
+"""Part of the machine's free memory that copies of all its ranks may take."""
+
+LONGEST_SAVE = timedelta(days=1)
+"""How long ranks wait for each other's files; `trainer.ddp_timeout` is for steps."""
 
 
 class Saving:
@@ -59,6 +65,9 @@ class Saving:
         self.longest_seconds = 0.0
         """The longest save so far, from its begin to the moment that it could be seen."""
         self.saved = 0
+        self._group = None
+        if dist.is_initialized():
+            self._group = dist.new_group(backend="gloo", timeout=LONGEST_SAVE)
         self._thread: threading.Thread | None = None
         self._failed: Exception | None = None
 
@@ -70,9 +79,9 @@ class Saving:
             if self.rank == 0:
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
-            barrier()
+            self._barrier()
             yield folder
-        except Exception as error:
+        except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise cannot_write(self.checkpoints, error) from error
 
@@ -99,22 +108,24 @@ class Saving:
         """Write the state of this moment, beside training where memory allows."""
         started = time.perf_counter()
         about = {"num_processes": self.world_size, "best": best, "rows": rows_read(self.run_dir)}
-        own = own_bytes(live, self.rank, self.world_size) * self.local_ranks
-        fits = own <= psutil.virtual_memory().available * MEMORY_SHARE
+        needed = own_bytes(live, self.rank, self.world_size) * self.local_ranks
+        fits = all(gather_objects(needed + FILE_BYTES * self.local_ranks <= free_bytes() * MEMORY_SHARE))
         found: Iterable[Part] = parts(live, self.rank, self.world_size)
         copies: Iterable[Part] = [on_cpu(part) for part in found] if fits else map(on_cpu, found)
-        barrier()  # every rank has written its small files
+        self._barrier()  # every rank has written its small files
         arguments = (copies, step, about, started)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
         if not fits:
-            self._thread.join()
+            self.wait()
         self.waited_seconds += time.perf_counter() - started
 
     def check(self) -> None:
         """Raise what has gone wrong beside training."""
-        if self._failed is not None:
+        if isinstance(self._failed, OSError):
             raise cannot_write(self.checkpoints, self._failed) from self._failed
+        if self._failed is not None:
+            raise self._failed
 
     def wait(self) -> None:
         """Until the save that is under way is whole on the disk; raises what went wrong."""
@@ -123,8 +134,18 @@ class Saving:
             self._thread.join()
             self._thread = None
         self.check()
-        barrier()
+        self._barrier()
         self.waited_seconds += time.perf_counter() - started
+
+    def finish_alone(self, seconds: float) -> None:
+        """Give the save that is under way some time to become whole: this rank is about to end."""
+        if self._thread is not None:
+            self._thread.join(timeout=seconds)
+
+    def _barrier(self) -> None:
+        """Wait for every rank, for as long as a slow disk takes."""
+        if self._group is not None:
+            dist.barrier(group=self._group)
 
     def _size(self, live: Live) -> int:
         """Bytes of a checkpoint now."""
@@ -149,6 +170,8 @@ class Saving:
                 )
         except Exception as error:  # noqa: BLE001 - it is raised in the main thread by `check`
             self._failed = error
+            with suppress(OSError):  # rank 0 need not wait for this rank's mark
+                (folder / f"{FAILED}{self.rank}").write_text(str(error), encoding="utf-8")
         self.longest_seconds = max(self.longest_seconds, time.perf_counter() - started)
 
     def _small_files(self, folder: Path) -> list[Path]:

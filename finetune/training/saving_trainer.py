@@ -20,6 +20,9 @@ from finetune.training.state_files import take_up_state, take_up_weights, write_
 
 log = logging.getLogger(__name__)
 
+LAST_SAVE_SECONDS = 8.0
+"""How long a failed run's last save may take to become whole: launchers end the ranks soon after."""
+
 
 class SavingTrainer(SFTTrainer):
     """SFTTrainer whose checkpoints hold the state of every strategy alike (see `live`).
@@ -33,6 +36,17 @@ class SavingTrainer(SFTTrainer):
         self.saving = saving
         self.early_stopping: EarlyStopping | None = None
         self._beside: Path | None = None
+        self._best_saved: tuple[float | None, int | None] = None, None
+        """The best evaluation whose checkpoint is there."""
+
+    def go(self, checkpoint: str | None) -> None:
+        """Train to the end, from a checkpoint if one is given; the last save is whole on the disk then."""
+        try:
+            self.train(resume_from_checkpoint=checkpoint)
+        except BaseException:
+            self.saving.finish_alone(LAST_SAVE_SECONDS)
+            raise
+        self.saving.wait()
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Upstream writes the small files, we the state; it is seen when it is whole."""
@@ -43,11 +57,13 @@ class SavingTrainer(SFTTrainer):
             raise cannot_write(self.saving.checkpoints, OSError(lacking))
         if lacking:
             log.warning("no room for a checkpoint at step %d: %s", self.state.global_step, lacking)
+            self.state.best_metric, self.state.best_global_step = self._best_saved
             return
         with self.saving.beside() as self._beside:
             super()._save_checkpoint(model, trial)
         self._beside = None
         self.saving.write(live, self.state.global_step, self.best)
+        self._best_saved = self.state.best_metric, self.state.best_global_step
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Upstream would take the answer for the only reason to save."""
@@ -70,7 +86,7 @@ class SavingTrainer(SFTTrainer):
     @property
     def best(self) -> dict[str, Any] | None:
         """The best evaluation so far: `metric`, `value`, `step`."""
-        if self.state.best_global_step is None:
+        if self.args.metric_for_best_model is None or self.state.best_global_step is None:
             return None
         metric, value = self.args.metric_for_best_model, self.state.best_metric
         return {"metric": metric, "value": value, "step": self.state.best_global_step}
@@ -103,6 +119,7 @@ class SavingTrainer(SFTTrainer):
     ) -> tuple[int, int]:
         """Upstream makes a step more when it resumes behind the last one: then no epoch is left here."""
         left_off = super()._init_training_state(max_steps, per_epoch, epochs, *rest)
+        self._best_saved = self.state.best_metric, self.state.best_global_step
         if self.early_stopping is not None:
             self.early_stopping.take_up(self.state)
         return (epochs, 0) if self.state.global_step >= max_steps or self.stopped_early else left_off

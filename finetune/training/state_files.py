@@ -16,12 +16,16 @@ import safetensors.torch
 import torch
 import xxhash
 
+from finetune.errors import RunFailed
 from finetune.model.state import BUFFER, WEIGHT, SavedState
 from finetune.training.checkpoint import NUMBERS, Entry, entry_of
 from finetune.training.live import Live, Settings
 
 FILE_BYTES = 2**30
 """Largest file; so much more memory is needed while one is written."""
+
+BY_GROUP = {"base_lrs", "_last_lr", "lr_lambdas", "min_lrs"}
+"""What torch's schedules keep for each group of parameters."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -85,7 +89,7 @@ def write_numbers(folder: Path, live: Live, trainer: Any) -> None:
     """Write what is no tensor: the optimizer's settings, the schedule, the loss scale. Rank 0 alone."""
     content = {
         **asdict(live.settings()),
-        "scheduler": _schedule(trainer.lr_scheduler, live.filled()),
+        "scheduler": _schedule(trainer.lr_scheduler),
         "loss_scale": _loss_scale(trainer),
     }
     (folder / NUMBERS).write_text(json.dumps(content), encoding="utf-8")
@@ -97,7 +101,7 @@ def take_up_state(folder: Path, live: Live, trainer: Any) -> None:
     content = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))
     live.make(Settings(content["groups"], content["numbers"]), saved.like())
     _fill(live, saved)
-    _set_schedule(trainer.lr_scheduler, live.filled(), content["scheduler"])
+    _set_schedule(trainer.lr_scheduler, content["scheduler"])
     _set_loss_scale(trainer, content["loss_scale"])
 
 
@@ -115,30 +119,24 @@ def _fill(live: Live, saved: SavedState, only: tuple[str, ...] = ()) -> None:
     live.settle()
 
 
-def _schedule(scheduler: Any, filled: list[bool]) -> dict[str, Any]:
-    """A schedule's state; what it has for each group of parameters, for those that have some: DeepSpeed drops
-    the others.
+def _schedule(scheduler: Any) -> dict[str, Any]:
+    """A schedule's state; what it has for each group of parameters once: the Trainer has one rate for all,
+    and DeepSpeed drops the groups without parameters.
     """
-    return {
-        key: [item for item, has in zip(value, filled, strict=True) if has]
-        if _by_group(value, filled)
-        else value
-        for key, value in scheduler.state_dict().items()
-    }
+    content = dict(scheduler.state_dict())
+    for key in BY_GROUP & content.keys():
+        if any(value != content[key][0] for value in content[key]):
+            raise RunFailed(
+                f"the groups of parameters have schedules of their own ({key}), which is not saved."
+            )
+        content[key] = content[key][0]
+    return content
 
 
-def _set_schedule(scheduler: Any, filled: list[bool], saved: dict[str, Any]) -> None:
-    content = scheduler.state_dict()
-    for key, value in saved.items():
-        if _by_group(content.get(key), filled):
-            left = iter(value)
-            value = [next(left) if has else item for item, has in zip(content[key], filled, strict=True)]
-        content[key] = value
-    scheduler.load_state_dict(content)
-
-
-def _by_group(value: Any, filled: list[bool]) -> bool:
-    return isinstance(value, list) and len(value) == len(filled)
+def _set_schedule(scheduler: Any, saved: dict[str, Any]) -> None:
+    fresh = scheduler.state_dict()
+    of_groups = {key: [saved[key]] * len(fresh[key]) for key in BY_GROUP & saved.keys()}
+    scheduler.load_state_dict({**fresh, **saved, **of_groups})
 
 
 def _loss_scale(trainer: Any) -> dict[str, Any] | None:

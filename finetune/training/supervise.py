@@ -13,7 +13,7 @@ from finetune.config.facts import load_facts
 from finetune.config.saved import load_config
 from finetune.config.schema import RunConfig
 from finetune.distributed.launch import Ended, Workers
-from finetune.errors import RUN_FAILED, RunFailed, UserError
+from finetune.errors import RUN_FAILED, FinetuneError, RunFailed, UserError
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
 from finetune.report.record import report_end
@@ -50,7 +50,7 @@ def _start_and_wait(
         try:
             with freed_when_refused(run, run_dir, resume):
                 fetch_model(run.config.model)
-                refuse_small_disk(run.config, run_dir)
+                refuse_small_disk(run.config, run.facts, run_dir)
                 with Workers(run_dir, run.facts, run.config.launch, relay) as workers:
                     prepare_rows(run, run_dir, say)
                     sending.start()
@@ -73,7 +73,7 @@ def start_detached(run: CheckedRun, say: Say, resume: Resume | None = None) -> R
         run_dir = open_run(run, resume)
     with freed_when_refused(run, run_dir, resume):
         fetch_model(run.config.model)
-        refuse_small_disk(run.config, run_dir)
+        refuse_small_disk(run.config, run.facts, run_dir)
         prepare_rows(run, run_dir, say)
     writer = masked_file(run_dir.logs / "parent.log")
     assert writer.stdin is not None
@@ -153,7 +153,7 @@ def _continue_detached(path: str) -> int:
                 ended = workers.wait()
             told = _ended_with_hook(config, run_dir, ended, sending, _to_log, at_once=workers.at_once)
             return told.exit_code
-    except RunFailed as failed:
+    except FinetuneError as failed:
         sys.stderr.write(f"{failed}\n")
         return failed.exit_code
 

@@ -60,8 +60,7 @@ def train(
         model = attach_adapter(loaded.model, config.adapter, config.seed, config.model.revision)
         start = adapter_sums(model, loaded.checkpoint_dtype)
         trainer = build_trainer(arguments, model, tokenizer, rows, config, facts, report, stop)
-        trainer.train(resume_from_checkpoint=checkpoint_to_resume(run_dir))
-        trainer.saving.wait()
+        trainer.go(checkpoint_to_resume(run_dir))
         record_training(report, trainer, facts, stop.agreed)
         if stop.agreed:
             log.info(

@@ -26,7 +26,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """One run a strategy, and one that goes on from a checkpoint behind its best evaluation."""
     at = tmp_path_factory.mktemp("best")
     zero3 = [*WORDS, "distributed=zero3", "checkpoint.every_steps=1"]
-    cases = {"fsdp": [*WORDS, "distributed=fsdp"], "zero3": [*zero3, "checkpoint.keep=30"]}
+    gathered = "distributed.reshard_after_forward=false"  # an evaluation leaves the weights so
+    cases = {
+        "fsdp": [*WORDS, "distributed=fsdp", gathered, "trainer.bf16=true"],
+        "zero3": [*zero3, "checkpoint.keep=30"],
+    }
     found = in_world(cases, 2, at)
     interrupted(found["zero3"], at / "runs" / "resumed", at=found["zero3"].report["best"]["step"] + 3)
     return found | in_world({"resumed": [*zero3, "checkpoint.resume=auto"]}, 2, at)
@@ -52,6 +56,12 @@ def test_the_best_evaluation_is_what_is_handed_over(name: str, runs: dict[str, O
     for parameter in best.names(WEIGHT):
         assert torch.equal(saved[parameter.replace(".default", "")], best.whole(WEIGHT, parameter)), parameter
     assert all(check["passed"] for check in outcome.report["verified"])
+
+
+def test_a_checkpoint_behind_an_evaluation_holds_the_optimizer_too(runs: dict[str, Outcome]) -> None:
+    state = SavedState(next(iter(sorted((runs["fsdp"].path / "checkpoints").iterdir()))))
+    assert len(state.names("exp_avg")) == len(state.names(WEIGHT)) > 0
+    assert {state.whole(WEIGHT, name).dtype for name in state.names(WEIGHT)} == {torch.float32}
 
 
 def test_a_resumed_run_stops_at_the_same_evaluation(runs: dict[str, Outcome]) -> None:

@@ -163,6 +163,7 @@ ACROSS = {
     "fsdp-ddp": ("full", "fsdp", "ddp"),
     "zero3-fsdp": ("lora", "zero3", "fsdp"),
     "zero1-ddp": ("qlora", "zero1", "ddp"),
+    "ddp-zero2": ("lora", "ddp", "zero2"),
 }
 ELASTIC = {**TWO_TO_ONE, **ONE_TO_TWO, **ACROSS}
 

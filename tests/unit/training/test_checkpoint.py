@@ -123,7 +123,7 @@ def test_a_save_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytes
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("finetune.training.checkpoint.os.fsync", full)
+    monkeypatch.setattr("finetune.training.checkpoint._bring_to_disk", full)
     with pytest.raises(OSError, match="No space left on device"):
         save(tmp_path, 2, keep=1)
     assert newest_whole(tmp_path) == Found(older, 1)
@@ -148,6 +148,34 @@ def test_what_does_not_read_back_as_it_was_written_is_no_file(
     monkeypatch.setattr("finetune.training.checkpoint.checksum", lambda file: "other")
     with pytest.raises(OSError, match="does not read back as it was written"):
         write_file(tmp_path / "state" / "bad", part)
+
+
+def test_a_kill_while_one_takes_the_place_of_another_loses_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = save(tmp_path, 5)
+    rename = Path.rename
+
+    def killed(self: Path, target: Path) -> Path:
+        if self.parent.name == ".part":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 5)
+    assert not whole.exists()
+    monkeypatch.undo()
+    assert newest_whole(tmp_path) == Found(whole, 5)
+
+
+def test_a_rank_that_cannot_write_says_so_to_the_one_that_waits(tmp_path: Path) -> None:
+    part = tmp_path / ".part" / "checkpoint-1"
+    part.mkdir(parents=True)
+    seal(part, 0, {})
+    (part / ".failed-1").write_text("[Errno 28] No space left on device")
+    with pytest.raises(OSError, match="No space left on device"):
+        publish(part, tmp_path, 2, {"num_processes": 2})
 
 
 def test_the_same_step_saved_again_replaces_the_old_one(tmp_path: Path) -> None:
