@@ -127,8 +127,8 @@ def save_words(
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Give FSDP2 its own tensors back: a forward pass without gradients may leave the weights gathered, in the
-    dtype of the computation.
+    """Give FSDP2 its own tensors back: a forward pass without gradients may leave the weights gathered, in
+    the dtype of the computation.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -137,7 +137,7 @@ def test_a_signal_ends_the_preparation_of_data_too(tmp_path: Path) -> None:
         "import sys\n"
         "if 'finetune' in sys.orig_argv:\n"
         "    import time, finetune.data.prepare as prepare\n"
-        "    prepare.prepare_data = lambda *given: time.sleep(300)\n",
+        "    prepare.prepare_data = lambda *given, **more: time.sleep(300)\n",
         encoding="utf-8",
     )
     path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])

@@ -215,7 +215,7 @@ def test_interpolations_that_lead_nowhere_are_told_together() -> None:
         ("trainer.model_init_kwargs={device_map: auto}", "keys of model"),
         ("trainer.train_sampling_strategy=sequential", "order of the rows"),
         ("model.device_map=auto", "(?s)splits one model.*distributed=fsdp"),
-        ("checkpoint.best=eval_loss", "checkpoint.best is not built yet"),
+        ("plan.margin=0.1", "plan.margin is not built yet"),
         ("plan.enforce=false", "plan.enforce is not built yet"),
         ("hardware=4x_a100_80gb", "hardware is not built yet"),
         ("lr=1", "Did you mean trainer.learning_rate"),

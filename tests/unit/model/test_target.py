@@ -39,7 +39,8 @@ def test_a_run_keeps_what_is_merged_from_it(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "x"
     whole(run / "model", 8)
     whole(run / "checkpoints" / "checkpoint-5", 8)
-    (run / "config.yaml").write_text("model: {name_or_path: base}\n", encoding="utf-8")
+    base = whole(tmp_path / "base", 8)
+    (run / "config.yaml").write_text(f"model: {{name_or_path: {base}}}\n", encoding="utf-8")
     places = {}
     for word in ("", "model", "checkpoints/checkpoint-5"):
         problems: list[Problem] = []

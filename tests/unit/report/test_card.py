@@ -13,7 +13,7 @@ def test_a_card_names_base_data_method_results_and_licence(tmp_path: Path) -> No
         "---\nlicense: apache-2.0\n---\n# Base\nlicense: mit\n", encoding="utf-8"
     )
     rows = tmp_path / "secret place" / "rows.jsonl"
-    data = f"[{{path: owner/rows}}, {{path: '{rows}'}}, {{path: 's3://key:word@bucket/more.jsonl?x=1'}}]"
+    data = f"[{{path: owner/rows}}, {{path: '{rows}'}}, {{path: 's3://bucket/more.jsonl?x=1'}}]"
     config = compose(["recipe=qwen8b_qlora", f"data.train={data}"]).config
     report = {
         "steps": 1200,
