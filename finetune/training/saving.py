@@ -108,17 +108,20 @@ class Saving:
         """Write the state of this moment, beside training where memory allows."""
         started = time.perf_counter()
         about = {"num_processes": self.world_size, "best": best, "rows": rows_read(self.run_dir)}
-        needed = own_bytes(live, self.rank, self.world_size) * self.local_ranks
-        fits = all(gather_objects(needed + FILE_BYTES * self.local_ranks <= free_bytes() * MEMORY_SHARE))
+        own = own_bytes(live, self.rank, self.world_size)
+        needed = (
+            own + min(own, FILE_BYTES)
+        ) * self.local_ranks  # the copy, and the file that is being written
+        fits = all(gather_objects(needed <= free_bytes() * MEMORY_SHARE))
         found: Iterable[Part] = parts(live, self.rank, self.world_size)
         copies: Iterable[Part] = [on_cpu(part) for part in found] if fits else map(on_cpu, found)
         self._barrier()  # every rank has written its small files
         arguments = (copies, step, about, started)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
+        self.waited_seconds += time.perf_counter() - started
         if not fits:
             self.wait()
-        self.waited_seconds += time.perf_counter() - started
 
     def check(self) -> None:
         """Raise what has gone wrong beside training."""
