@@ -24,6 +24,7 @@ from finetune.training import upload
 from finetune.training.callbacks import NOTHING, STOP, Checkpoints, StopSignals
 from finetune.training.checkpoint import MANIFEST, entry_of, publish, seal
 from finetune.training.pull import brought_here
+from finetune.training.remote_run import FINISH
 from finetune.training.retry import LONGEST_WAIT_SECONDS, Trouble, Waiting
 from finetune.training.sending import Sending
 from finetune.training.upload import Uploader
@@ -84,6 +85,41 @@ def test_the_best_one_stays_there_too(uploader: Uploader, run_dir: RunDir, tmp_p
         save(run_dir, step, best=1)
         uploader.send_newest()
     assert there(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
+
+
+def test_a_best_one_that_was_superseded_before_it_was_sent_goes_before_the_newest(
+    uploader: Uploader, run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3, 4):
+        save(run_dir, step, best=1)
+    sent: list[str] = []
+    send = uploader.store._send
+
+    def note(name: str, file: Path) -> None:
+        sent.append(name)
+        send(name, file)
+
+    monkeypatch.setattr(uploader.store, "_send", note)
+    assert uploader.send_newest() is True
+    assert there(tmp_path) == ["checkpoint-1", "checkpoint-4"]
+    manifests = [name for name in sent if name.endswith(MANIFEST)]
+    assert manifests == [f"run/checkpoints/checkpoint-{step}/{MANIFEST}" for step in (1, 4)]
+    assert uploader.there.checkpoints == ["checkpoint-1", "checkpoint-4"]
+    save(run_dir, 5, best=1)
+    (run_dir.checkpoints / "checkpoint-1/state.json").unlink()
+    assert uploader.send_newest() is True
+    assert there(tmp_path) == ["checkpoint-1", "checkpoint-4", "checkpoint-5"]
+    assert not [name for name in sent[len(manifests) * 5 :] if "checkpoint-1/" in name]
+
+
+def test_a_best_one_that_is_not_whole_here_keeps_nothing_back(
+    uploader: Uploader, run_dir: RunDir, tmp_path: Path
+) -> None:
+    save(run_dir, 1)
+    (run_dir.checkpoints / "checkpoint-1/state.json").unlink()
+    save(run_dir, 2, best=1)
+    assert uploader.send_newest() is True
+    assert there(tmp_path) == ["checkpoint-2"]
 
 
 def test_after_a_run_went_back_its_new_steps_take_the_place_of_the_old(
@@ -257,6 +293,53 @@ def test_it_ends_with_a_run_that_is_killed(run_dir: RunDir) -> None:
         assert parent.stdout.readline().strip().isdigit()
         parent.kill()
     assert_all_gone(run_dir.path, seconds=5)
+
+
+def test_a_store_that_never_answers_ends_the_waiting_and_is_reported(run_dir: RunDir) -> None:
+    save(run_dir, 1)
+    script = (
+        "import sys, time; from types import SimpleNamespace; from finetune.training import upload\n"
+        "upload.open_store = lambda address: SimpleNamespace(files=lambda folder: time.sleep(60))\n"
+        "sys.exit(upload._main(sys.argv[1]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(run_dir.path)],
+        input=FINISH,
+        env=environment(FINETUNE_REMOTE_PATIENCE="0.1"),
+        cwd=REPOSITORY,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    remote = read_report(run_dir)["remote"]
+    assert remote["verified"] is False
+    assert "the store has not answered for" in remote["error"]
+
+
+def test_what_is_read_to_be_sent_is_no_silence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FINETUNE_REMOTE_PATIENCE", "0.01")
+    (tmp_path / "large").write_bytes(bytes(2**21))
+    trouble = Trouble("s3://bucket/run", lambda line: None)
+    trouble.heard()
+    time.sleep(0.1)
+    assert trouble.silent()
+    (tmp_path / "large").read_bytes()
+    assert not trouble.silent()
+
+
+def test_what_a_client_prints_reaches_the_log_without_secrets(
+    run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORE_TOKEN", "plain-words")
+    (tmp_path / "sitecustomize.py").write_text("import os; os.write(2, b'it said plain-words\\n')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    config = compose(["recipe=tiny_lora", f"checkpoint.remote=file://{tmp_path}/store"]).config
+    with Sending(config, run_dir, lambda line: None) as sending:
+        sending.start()
+        assert sending.finish(0) == ""
+    log = run_dir.upload_log.read_text()
+    assert "it said ***" in log
+    assert "plain-words" not in log
 
 
 def test_a_run_ends_early_enough_to_be_sent_before_its_machine_goes(run_dir: RunDir) -> None:
