@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event, Timer
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from finetune.config.compose import compose, save_config
 from finetune.config.schema import CheckpointConfig
+from finetune.errors import Refusal
 from finetune.paths import RunDir
 from finetune.remote.store import StoreError
 from finetune.report.record import Report, read_report
-from finetune.training import upload
+from finetune.training import pull, upload
 from finetune.training.callbacks import NOTHING, STOP, Checkpoints, StopSignals
-from finetune.training.checkpoint import MANIFEST, entry_of, publish, seal
+from finetune.training.checkpoint import MANIFEST, damage, entry_of, publish, seal
+from finetune.training.lock import held
 from finetune.training.pull import brought_here
 from finetune.training.remote_run import FINISH
 from finetune.training.retry import LONGEST_WAIT_SECONDS, Trouble, Waiting
@@ -237,6 +244,98 @@ def test_a_newer_one_here_wins_over_the_store(uploader: Uploader, run_dir: RunDi
     named = f"{words[-1]}/checkpoints/checkpoint-1"
     config = brought_here(compose([*words[:-1], named]).config, None, told.append)  # type: ignore[arg-type]
     assert config.checkpoint.resume == str(run_dir.checkpoints / "checkpoint-1")  # the very same is here
+
+
+@dataclass
+class Elsewhere:
+    run_dir: RunDir
+    bring: Callable[[], Any]
+    told: list[str]
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return sorted(folder.name for folder in self.run_dir.checkpoints.iterdir())
+
+
+@pytest.fixture
+def elsewhere(uploader: Uploader, run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
+    """Another machine, onto which a run comes whose best checkpoint is its first; the run is not compared."""
+    for step in (1, 2, 3):
+        save(run_dir, step, best=1)
+        uploader.send_newest()
+    monkeypatch.setattr(pull, "compare", lambda *asked: SimpleNamespace(problems=[]))
+    words = [f"output_dir={tmp_path}/elsewhere", f"checkpoint.resume=file://{tmp_path}/store/run"]
+    told: list[str] = []
+    config, facts = compose(["recipe=tiny_lora", *words]).config, SimpleNamespace()
+    bring = partial(brought_here, config, facts, told.append)  # type: ignore[arg-type]
+    return Elsewhere(RunDir(tmp_path / "elsewhere/run"), bring, told)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_best_one_comes_with_the_newest(elsewhere: Elsewhere, run_dir: RunDir, begun: bool) -> None:
+    if begun:
+        elsewhere.run_dir.checkpoints.mkdir(parents=True)
+        shutil.copyfile(run_dir.config, elsewhere.run_dir.config)
+    stale = elsewhere.run_dir.path.with_name(".run.fetched") / "checkpoints/checkpoint-2"
+    stale.mkdir(parents=True)
+    elsewhere.bring()
+    assert elsewhere.checkpoints == ["checkpoint-1", "checkpoint-3"]
+    assert not any(damage(folder) for folder in elsewhere.run_dir.checkpoints.iterdir())
+    assert [path.name for path in elsewhere.run_dir.path.parent.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda best: (best / "state.json").write_bytes(b"y"), "state.json has changed since it was written"),
+        (lambda best: (best / "state.json").unlink(), "state.json is missing"),
+        (lambda best: (best / MANIFEST).unlink(), "it has no manifest.json"),
+        (shutil.rmtree, "it has no manifest.json"),
+    ],
+)
+def test_a_best_one_that_is_not_whole_there_is_told(
+    elsewhere: Elsewhere, tmp_path: Path, change: Callable[[Path], Any], why: str
+) -> None:
+    change(tmp_path / "store/run/checkpoints/checkpoint-1")
+    elsewhere.bring()
+    assert elsewhere.checkpoints == ["checkpoint-3"]
+    line = f"resume    the best one, checkpoint-1, is not whole at file://{tmp_path}/store/run: {why}"
+    assert elsewhere.told[-1].startswith(line)
+
+
+def test_a_disk_that_is_too_small_here_is_told_before_anything_is_fetched(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull.shutil, "disk_usage", lambda path: SimpleNamespace(free=3))
+    with pytest.raises(Refusal, match="free, and checkpoint-3 has .* to be fetched") as refused:
+        elsewhere.bring()
+    assert "Free space there" in str(refused.value)
+    assert not list(elsewhere.run_dir.path.parent.rglob("state.json"))
+
+
+def test_a_disk_that_is_full_here_is_told_as_this_machines_at_once(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[str] = []
+
+    def full(system: object, source: str, target: str) -> None:
+        tries.append(source)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LocalFileSystem, "get_file", full)
+    with pytest.raises(Refusal, match="cannot be brought here: No space left on device") as refused:
+        elsewhere.bring()
+    assert refused.value.subject == "the disk of this machine"
+    assert len(tries) == 1
+
+
+def test_two_processes_do_not_bring_the_same_run(elsewhere: Elsewhere) -> None:
+    beside = RunDir(elsewhere.run_dir.path.with_name(".run.fetched"))
+    beside.path.mkdir(parents=True)
+    with held(beside), pytest.raises(Refusal, match="another process is at work in it"):
+        elsewhere.bring()
+    elsewhere.bring()
+    assert elsewhere.checkpoints == ["checkpoint-1", "checkpoint-3"]
 
 
 def test_a_signal_while_the_rest_is_sent_is_told_and_the_next_one_ends_it(
