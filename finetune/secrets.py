@@ -29,8 +29,8 @@ TELLING = re.compile(
     r"|\w(?<!OLD)PWD|CONN(ECTION)?_?STR(ING)?)S?(_|\d|$)"
     r"(?!.*(PATH|FILE|DIR|PREFIX|NAME|TYPE|HOST|REGION)$)"
 )
-"""Names of environment variables whose value is a secret; `SSH_KEY_PATH` says where one is, a shell's `PWD` and
-`OLDPWD` where it is."""
+"""Names of environment variables whose value is a secret; `SSH_KEY_PATH` says where one is, and `PWD` where
+a shell is."""
 SHAPES = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-(?=[\w-]*\d)[\w-]{20,}"
     r"|A[KS]IA[A-Z0-9]{16}|xox[abeprs]-[\w-]{10,}|AIza[\w-]{35}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"

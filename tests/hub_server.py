@@ -16,7 +16,7 @@ COMMIT = "c" * 40
 
 
 class HubServer(ThreadingHTTPServer):
-    """The repository `me/runs`; `damaging` is a file that it keeps wrong, `private` whether few may see it."""
+    """The repository `me/runs`; `damaging` is a file that it keeps wrong, and `private` can be False."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Requests)

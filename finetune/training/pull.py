@@ -152,7 +152,7 @@ def _newest_here(run_dir: RunDir) -> Path | None:
 
 
 def _fetch_records(store: Store, place: Place, beside: RunDir, there: dict[str, int]) -> None:
-    """Bring what going on needs into the folder beside the run's place, where an earlier try may have begun."""
+    """Bring what going on needs into the folder beside the run, where an earlier try may have begun."""
     beside.checkpoints.mkdir(exist_ok=True)
     beside.logs.mkdir(exist_ok=True)
     for name in (name for name in RECORDS if name in there):
@@ -192,9 +192,10 @@ def _fetch_checkpoint(store: Store, run_name: str, target: Path, listed: dict[st
         outside = [name for name in manifest["files"] if not _inside(target, name)]
         if outside:
             return f"{outside[0]} would be written outside its folder"
-        files = {name: entry for name, entry in manifest["files"].items() if not _have(target / name, entry)}
-        _refuse_small_disk(target, sum(entry["bytes"] for entry in files.values()))
-        for name in files:
+        entries = manifest["files"]
+        absent = [name for name, entry in entries.items() if not _have(target / name, entry)]
+        _refuse_small_disk(target, sum(entries[name]["bytes"] for name in absent))
+        for name in absent:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             _fetch(store, f"{there}/{name}", target / name)
     except (ValueError, KeyError, TypeError) as error:

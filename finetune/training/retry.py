@@ -16,8 +16,8 @@ PATIENCE_SECONDS = 300.0
 does nothing else. Most outages of a store are over by then. FINETUNE_REMOTE_PATIENCE has another number."""
 
 SILENCE = 6
-"""How many times as long a call is borne that neither fails nor gets on: half an hour. A slow store may well need
-minutes (to put a large file's parts together); a mount that hangs and a client without a timeout never end."""
+"""How many times as long a call is borne that neither fails nor gets on: half an hour. A slow store may need
+minutes, to put a large file's parts together; a mount that hangs and a client without a timeout never end."""
 
 GETS_ON_BYTES = 2**20
 """A client that sends a file reads it: so much more read since the last look is no silence."""

@@ -222,6 +222,7 @@ class Uploader:
     def _one(self, path: Path) -> dict[str, Path]:
         return {f"{self.name}/{path.name}": path}
 
+
 def _lacking(folder: Path) -> str:
     """What a checkpoint here lacks of its own manifest."""
     found = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}

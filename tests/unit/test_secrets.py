@@ -79,7 +79,10 @@ def test_what_looks_like_a_token_is_masked_wherever_it_stands(token: str) -> Non
             "AccountName=me;AccountKey=***;EndpointSuffix=x",
         ),
         ("SharedAccessKey=q1Q2q3Q4q5Q6q7Q8q9=", "SharedAccessKey=***"),
-        (f"GET /x?X-Amz-Date=1&X-Amz-Signature={'0a' * 32} 403", "GET /x?X-Amz-Date=1&X-Amz-Signature=*** 403"),
+        (
+            f"GET /x?X-Amz-Date=1&X-Amz-Signature={'0a' * 32} 403",
+            "GET /x?X-Amz-Date=1&X-Amz-Signature=*** 403",
+        ),
         (f"https://h/x?X-Amz-Security-Token={'Qq1%2F' * 9}&a=b", "https://h/x?X-Amz-Security-Token=***&a=b"),
         (f"https://h/x?sv=2024&sig={'q1%2B' * 9}%3D&se=1", "https://h/x?sv=2024&sig=***&se=1"),
         ("Server=h;Uid=me;Password=short;Port=1", "Server=h;Uid=me;Password=***;Port=1"),
@@ -96,7 +99,11 @@ def test_what_only_reads_like_it_is_not(plain: str) -> None:
 
 def test_errors_in_a_report_show_none(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    content = {"error": f"no {PASSWORD}", "remote": {"error": f"no {PASSWORD}", "checkpoints": ["a"]}, "steps": 1}
+    content = {
+        "error": f"no {PASSWORD}",
+        "remote": {"error": f"no {PASSWORD}", "checkpoints": ["a"]},
+        "steps": 1,
+    }
     Report(run_dir, content).write()
     assert read_report(run_dir) == {
         "error": "no ***",

@@ -258,7 +258,9 @@ class Elsewhere:
 
 
 @pytest.fixture
-def elsewhere(uploader: Uploader, run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
+def elsewhere(
+    uploader: Uploader, run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Elsewhere:
     """Another machine, onto which a run comes whose best checkpoint is its first; the run is not compared."""
     for step in (1, 2, 3):
         save(run_dir, step, best=1)
@@ -307,7 +309,7 @@ def test_a_disk_that_is_too_small_here_is_told_before_anything_is_fetched(
     elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull.shutil, "disk_usage", lambda path: SimpleNamespace(free=3))
-    with pytest.raises(Refusal, match="free, and checkpoint-3 has .* to be fetched") as refused:
+    with pytest.raises(Refusal, match="free, and checkpoint-3 has") as refused:
         elsewhere.bring()
     assert "Free space there" in str(refused.value)
     assert not list(elsewhere.run_dir.path.parent.rglob("state.json"))
