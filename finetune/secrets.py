@@ -25,15 +25,20 @@ SHORTEST = 8
 """Characters of the shortest value that is taken for a secret: `1`, `true` and `auto` are none."""
 
 TELLING = re.compile(
-    r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|APIKEY|(^|_)KEY|(^|_)JWT)S?(_|\d|$)"
+    r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|APIKEY|(^|_)KEY|(^|_)JWT|(^|_|DB)PASS"
+    r"|\w(?<!OLD)PWD|CONN(ECTION)?_?STR(ING)?)S?(_|\d|$)"
     r"(?!.*(PATH|FILE|DIR|PREFIX|NAME|TYPE|HOST|REGION)$)"
 )
-"""Names of environment variables whose value is a secret; `SSH_KEY_PATH` says where one is."""
+"""Names of environment variables whose value is a secret; `SSH_KEY_PATH` says where one is, and `PWD` where
+a shell is."""
 SHAPES = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-(?=[\w-]*\d)[\w-]{20,}"
     r"|A[KS]IA[A-Z0-9]{16}|xox[abeprs]-[\w-]{10,}|AIza[\w-]{35}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
     # the password of an address; a secret of S3 may hold a slash, and `$NAME` is looked up by a shell
     r"|(?<=://)[^\s:@/]*:(?!\$)[^\s@/]+(?=@)|(?<=s3://)[^\s:@/]+:(?!\$)[^\s@]+(?=@)"
+    # what signs an address, and the key or password in a connection string
+    r"|(?<==)(?i:(?:(?<=AccountKey=)|(?<=AccessKey=)|(?<=Signature=)|(?<=Security-Token=)|(?<=[?&;]sig=))"
+    r"(?=[^\s&;\"']*\d)[\w+/=%.~-]{16,}|(?:(?<=;password=)|(?<=;pwd=))(?!\$)[^\s;\"']+)"
 )
 """Text that is a token, wherever it stands."""
 TOLD = re.compile(

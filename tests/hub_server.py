@@ -16,7 +16,7 @@ COMMIT = "c" * 40
 
 
 class HubServer(ThreadingHTTPServer):
-    """The repository `me/runs`; `damaging` is a file that it keeps wrong."""
+    """The repository `me/runs`; `damaging` is a file that it keeps wrong, and `private` can be False."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Requests)
@@ -24,6 +24,7 @@ class HubServer(ThreadingHTTPServer):
         self.made: list[dict[str, Any]] = []
         self.commits: list[list[str]] = []
         self.damaging = ""
+        self.private = True
 
     @property
     def address(self) -> str:
@@ -83,7 +84,9 @@ class Requests(BaseHTTPRequestHandler):
         _, listed, folder = path.partition("/api/models/me/runs/tree/main/")
         _, _, name = path.partition("/me/runs/resolve/main/")
         found = [hub.entry(file) for file in hub.files if file.startswith(f"{folder}/")]
-        if listed and found:
+        if path == "/api/models/me/runs":
+            self._answer({"id": "me/runs", "private": hub.private})
+        elif listed and found:
             self._answer(found)
         elif name in hub.files:
             self._answer(hub.files[name], ETag=f'"{hub.entry(name)["oid"]}"', X_Repo_Commit=COMMIT)

@@ -9,6 +9,7 @@ from finetune.config.case import Case
 from finetune.config.suggest import nearest
 from finetune.hub import ID
 from finetune.remote.address import HUB, folder_of, is_address, place_in, protocol_of, whole_address
+from finetune.secrets import MASK
 
 NO_STORES = {
     "memory": "it ends with the process",
@@ -26,25 +27,27 @@ def check_remote(case: Case) -> None:
     """Addresses that cannot be, and packages that are not here; whether a store answers is asked later."""
     checkpoint = case.config.checkpoint
     if checkpoint.remote is not None:
-        where = f"checkpoint.remote={without_secret(checkpoint.remote)}"
         wrong = _wrong(checkpoint.remote) or _inside_output(case.config.output_dir, checkpoint.remote)
         if wrong is not None:
-            case.refuse(where, *wrong)
+            case.refuse(f"checkpoint.remote={_shown(checkpoint.remote)}", *wrong)
     if is_address(checkpoint.resume):
-        where = f"checkpoint.resume={without_secret(checkpoint.resume)}"
         place = place_in(checkpoint.resume)
         wrong = _wrong(checkpoint.resume if place is None else place.store)
         if wrong is None and place is None:
             fix = "Write STORE/RUN_NAME, or STORE/RUN_NAME/checkpoints/checkpoint-N."
             wrong = ("it names no run in a store", fix)
         if wrong is not None:
-            case.refuse(where, *wrong)
+            case.refuse(f"checkpoint.resume={_shown(checkpoint.resume)}", *wrong)
 
 
-def without_secret(address: str) -> str:
-    """An address for a message: what may be a password or a signature is left out."""
-    start, _, rest = address.partition("?")[0].rpartition("@")
-    return f"{start.partition('://')[0]}://...@{rest}" if start else rest
+def _shown(address: str) -> str:
+    """An address for a message: nothing of one that may hold a secret, of whatever shape."""
+    return MASK if _may_hold_secret(address) else address
+
+
+def _may_hold_secret(address: str) -> bool:
+    rest = address.removeprefix(f"{protocol_of(address)}://")
+    return "?" in rest or ":" in rest.rpartition("@")[0]
 
 
 def _wrong(address: str) -> tuple[str, str] | None:
@@ -59,11 +62,10 @@ def _wrong(address: str) -> tuple[str, str] | None:
     protocol = protocol_of(address)
     if protocol in NO_STORES:
         return f"{protocol}:// is no store: {NO_STORES[protocol]}", EXAMPLES
-    rest = address.partition("://")[2] if is_address(address) else address
-    if "?" in rest or ":" in rest.rpartition("@")[0]:
+    if _may_hold_secret(address):
         fix = "Credentials come from the environment or a login (AWS_ACCESS_KEY_ID, AWS_PROFILE, HF_TOKEN)."
         return "it holds a password or a key, which would be written into the run's folder", fix
-    if not rest.strip("/"):
+    if not address.removeprefix(f"{protocol}://").strip("/"):
         return f"it names no place in {protocol}://", EXAMPLES
     return _unknown(protocol)
 

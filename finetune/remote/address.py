@@ -56,7 +56,7 @@ def place_in(address: str) -> Place | None:
     checkpoint = None
     if len(parts) > 2 and parts[-2] == "checkpoints" and CHECKPOINT.fullmatch(parts[-1]):
         parts, checkpoint = parts[:-2], parts[-1]
-    needed = 3 if start == "hub" else 2
+    needed = 3 if address.startswith(HUB) else 2
     if len(parts) < needed or not all(parts[1:]):
         return None
     return Place(f"{start}://{'/'.join(parts[:-1])}", parts[-1], checkpoint)

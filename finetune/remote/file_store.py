@@ -71,7 +71,7 @@ class FileStore:
             return content
 
     def fetch(self, name: str, target: Path) -> None:
-        with words():
+        with words(here=target.parent):
             self.system.get_file(self._path(name), str(target))
 
     def remove(self, name: str) -> None:

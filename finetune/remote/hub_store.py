@@ -62,7 +62,7 @@ class HubStore:
             return target.read_bytes()
 
     def fetch(self, name: str, target: Path) -> None:
-        with words(), tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        with words(here=target.parent), tempfile.TemporaryDirectory(dir=target.parent) as folder:
             shutil.move(self.api.hf_hub_download(self.repository, name, local_dir=folder), target)
 
     def remove(self, name: str) -> None:
@@ -81,7 +81,9 @@ class HubStore:
         if not reachable():
             raise StoreError(f"no connection to {endpoint()}")
         with words(), probe_file() as (name, file):
-            self.api.create_repo(self.repository, private=True, exist_ok=True)
+            self.api.create_repo(self.repository, private=True, exist_ok=True)  # an old one stays as it is
+            if not self.api.model_info(self.repository).private:
+                raise StoreError(f"{self.repository} is public, and everybody would see what is sent")
             self.put({name: file}, done=lambda name: None)
             self.api.delete_file(name, self.repository, commit_message="Remove the probe")
 

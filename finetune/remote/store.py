@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +21,11 @@ CREDENTIALS = (
     "AWS_PROFILE; Google: GOOGLE_APPLICATION_CREDENTIALS; hub: HF_TOKEN): check them and what they may write."
 )
 MISSING = "Make it first (a bucket is never made here), or correct the address."
+PUBLIC = "Make it private in its settings, or name another one: a new one is made private."
 NETWORK = "Check the network of this machine, and the address (AWS_ENDPOINT_URL for an S3 of your own)."
 
 SIGNS = {
+    PUBLIC: ("is public",),
     CREDENTIALS: (
         *("credential", "accessdenied", "access denied", "invalidaccesskeyid", "access key", "signature"),
         *("permission", "forbidden", "unauthorized", "token"),
@@ -31,6 +34,9 @@ SIGNS = {
     NETWORK: ("connect", "timeout", "timed out", "resolve", "unreachable", "offline", "did not answer"),
 }
 """Words in a failure -> what to do about it."""
+
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+"""What a disk says that nobody meets who only reads."""
 
 Done = Callable[[str], None]
 
@@ -64,7 +70,7 @@ class Store(Protocol):
         ...
 
     def fetch(self, name: str, target: Path) -> None:
-        """Bring one file here."""
+        """Bring one file here; what this machine's own disk refuses is raised as the `OSError` that it is."""
         ...
 
     def remove(self, name: str) -> None:
@@ -108,15 +114,22 @@ def try_out(address: str) -> None:
 
 
 @contextmanager
-def words() -> Iterator[None]:
-    """Turn whatever a client raises into one line."""
+def words(here: Path | None = None) -> Iterator[None]:
+    """Turn whatever a client raises into one line, but for what the disk below a folder `here` refuses."""
     try:
         yield
     except StoreError:
         raise
     except Exception as error:
+        if here is not None and isinstance(error, OSError) and _is_of(error, here):
+            raise
         kind = type(error).__name__
         raise StoreError(" ".join(str(error).split()) or kind, kind) from error
+
+
+def _is_of(error: OSError, folder: Path) -> bool:
+    named = isinstance(error.filename, str) and Path(error.filename).is_relative_to(folder)
+    return named or error.errno in CANNOT_WRITE
 
 
 @contextmanager

@@ -21,7 +21,17 @@ class Report:
         self.content |= values
 
     def write(self) -> None:
-        write_whole(self.run_dir.report, json.dumps(self.content, indent=2) + "\n")
+        write_whole(self.run_dir.report, json.dumps(_errors_masked(self.content), indent=2) + "\n")
+
+
+def _errors_masked(value: Any) -> Any:
+    """What libraries say of a failure may hold a secret, and a report goes off the machine."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: masked(inner) if name == "error" and isinstance(inner, str) else _errors_masked(inner)
+        for name, inner in value.items()
+    }
 
 
 def read_report(run_dir: RunDir) -> dict[str, Any]:
@@ -39,7 +49,7 @@ def read_samples(run_dir: RunDir) -> list[dict[str, Any]]:
 def report_end(run_dir: RunDir, status: str, told: str) -> None:
     """Mark a run as `failed` or `interrupted`, keeping what is known of it."""
     known = read_report(run_dir) if run_dir.report.exists() else {}
-    Report(run_dir, {**known, "status": status, "error": masked(told)}).write()
+    Report(run_dir, {**known, "status": status, "error": told}).write()
 
 
 def summary(history: list[dict[str, Any]], steps_made: int) -> dict[str, Any]:

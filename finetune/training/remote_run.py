@@ -16,6 +16,9 @@ from finetune.training.resume import NEVER
 
 CHECKPOINTS = "checkpoints/"
 
+FINISH = b"finish\n"
+"""What a run says to the process that sends it when nothing more will come."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
@@ -80,6 +83,12 @@ def contents(store: Store, run_name: str) -> Contents:
             records[name] = size
     ordered = sorted(found, key=lambda name: step_of(Path(name)))
     return Contents(records, {name: found[name] for name in ordered})
+
+
+def best_of(manifest: dict[str, Any]) -> str:
+    """The name of the best checkpoint at the time of another one; empty where none is kept."""
+    best = manifest.get("best")
+    return f"checkpoint-{int(best['step'])}" if best else ""
 
 
 def lacking(files: dict[str, int], manifest: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from threading import Event
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
@@ -13,6 +14,13 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 PATIENCE_SECONDS = 300.0
 """At the end of a run: how long nothing but failures is borne, while a machine that may be rented by the hour
 does nothing else. Most outages of a store are over by then. FINETUNE_REMOTE_PATIENCE has another number."""
+
+SILENCE = 6
+"""How many times as long a call is borne that neither fails nor gets on: half an hour. A slow store may need
+minutes, to put a large file's parts together; a mount that hangs and a client without a timeout never end."""
+
+GETS_ON_BYTES = 2**20
+"""A client that sends a file reads it: so much more read since the last look is no silence."""
 
 
 class Waiting:
@@ -40,15 +48,23 @@ class Trouble:
         self.failures = 0
         self.progressed = 0.0
         """When something arrived last."""
+        self.answered = 0.0
+        """When something arrived or failed last, or was read to be sent."""
+        self.read = 0
 
     def met(self, error: Exception) -> None:
         self.failures += 1
+        self.heard()
         if self.began is None:
             self.began = time.monotonic()
             self.say(f"WARNING   not sent to {self.where}: {error}; the run goes on, and it is tried again")
 
     def progress(self) -> None:
         self.progressed = time.monotonic()
+        self.heard()
+
+    def heard(self) -> None:
+        self.answered, self.read = time.monotonic(), _bytes_read()
 
     def over(self) -> None:
         if self.began is None:
@@ -60,5 +76,24 @@ class Trouble:
 
     def too_long(self, since: float) -> bool:
         """Whether there was nothing but failures, from a moment on, for longer than is borne."""
-        patience = float(os.environ.get("FINETUNE_REMOTE_PATIENCE", PATIENCE_SECONDS))
-        return time.monotonic() - max(since, self.progressed) > patience
+        return time.monotonic() - max(since, self.progressed) > _patience()
+
+    def silence(self) -> float:
+        """For how many seconds nothing has been heard of the store."""
+        if _bytes_read() - self.read >= GETS_ON_BYTES:
+            self.heard()
+        return time.monotonic() - self.answered
+
+    def silent(self) -> bool:
+        """Whether that is longer than is borne."""
+        return self.silence() > SILENCE * _patience()
+
+
+def _patience() -> float:
+    return float(os.environ.get("FINETUNE_REMOTE_PATIENCE", PATIENCE_SECONDS))
+
+
+def _bytes_read() -> int:
+    """What this process has read so far, of files and whatever else."""
+    counted = dict(line.split(": ") for line in Path("/proc/self/io").read_text("ascii").splitlines())
+    return int(counted["rchar"])

@@ -19,10 +19,8 @@ from finetune.distributed.parent import end_with_parent
 from finetune.paths import RunDir
 from finetune.remote.address import whole_address
 from finetune.report.record import Report, read_report
-from finetune.secrets import masked
-
-FINISH = b"finish\n"
-LOOK_SECONDS = 0.1
+from finetune.secrets import masked, masked_file
+from finetune.training.remote_run import FINISH
 
 
 class Sending:
@@ -49,7 +47,9 @@ class Sending:
         if self.config.checkpoint.remote is None or self.config.launch.machine_rank > 0:
             return
         paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with self.run_dir.upload_log.open("ab") as errors:
+        self._errors = masked_file(self.run_dir.upload_log)
+        assert self._errors.stdin is not None
+        with self._errors.stdin as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "finetune.training.upload", str(self.run_dir.path)],
                 stdin=subprocess.PIPE,
@@ -82,20 +82,14 @@ class Sending:
             with suppress(OSError):  # it may have ended by itself
                 self.process.stdin.write(FINISH)
                 self.process.stdin.flush()
-            self._wait()
+            self.process.wait()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
         self._relaying.join(timeout=5)
+        with suppress(subprocess.TimeoutExpired):
+            self._errors.wait(timeout=5)
         return "" if self.process.returncode == 0 else self._lost()
-
-    def _wait(self) -> None:
-        assert self.process is not None
-        while self.process.poll() is None:
-            try:
-                self.process.wait(timeout=LOOK_SECONDS)
-            except subprocess.TimeoutExpired:
-                continue
 
     def _lost(self) -> str:
         """Say where the whole copy is, in the report too."""

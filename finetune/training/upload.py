@@ -22,13 +22,11 @@ from finetune.config.schema import CheckpointConfig
 from finetune.paths import RunDir, write_whole
 from finetune.remote.address import whole_address
 from finetune.remote.store import Store, StoreError, open_store
-from finetune.report.record import Report, read_report
-from finetune.training.checkpoint import MANIFEST, numbered, step_of
-from finetune.training.remote_run import contents, lacking, upload_seconds
+from finetune.report.record import read_report
+from finetune.training.checkpoint import MANIFEST, numbered, read_manifest, step_of
+from finetune.training.remote_run import FINISH, best_of, lacking, upload_seconds
 from finetune.training.retry import Trouble, Waiting
-
-FINISH = b"finish\n"
-"""What the run says when nothing more will come."""
+from finetune.training.sent import Sent
 
 LOOK_SECONDS = 0.5
 """How often the folder is looked at; a listing of one folder costs nothing beside a step."""
@@ -39,25 +37,23 @@ class Superseded(StoreError):
 
 
 class Uploader:
-    """What is in the store, and what has to go there."""
+    """What has to go to the store, and when."""
 
     def __init__(self, run_dir: RunDir, checkpoint: CheckpointConfig, finish: Event) -> None:
         assert checkpoint.remote is not None
         self.run_dir = run_dir
-        self.keep = checkpoint.keep
         self.address = whole_address(checkpoint.remote)
         self.name = run_dir.path.name
         self.where = f"{self.address}/{self.name}"
         self.finish = finish
         self.staging = run_dir.uploading
         self.trouble = Trouble(self.where, _say)
+        self.there = Sent(run_dir, self.where, checkpoint.keep, _say)
         self.files_sent = 0
-        self.sent: bytes = b""
-        """The manifest of the newest checkpoint that is verified there."""
+        self.verified: dict[str, bytes] = {}
+        """The manifests of checkpoints that are verified there, by name."""
         self.sending: Path | None = None
         """The checkpoint that is on its way."""
-        self.checkpoints: list[str] = []
-        self.model = False
         self._store: Store | None = None
 
     def beside_training(self) -> None:
@@ -84,44 +80,43 @@ class Uploader:
             if status == "completed":
                 self._until_done(self.send_model)
             self._until_done(lambda: self._put(self._records()))
-            self._write_report(verified=True)
+            self.there.write_report()
             self._until_done(lambda: self._put(self._one(self.run_dir.report)))
         except (StoreError, OSError) as error:
-            self._write_report(verified=False, error=str(error))
+            self.there.write_report(str(error))
             return False
-        _say(f"remote    {self._contents()} are at {self.where}, and verified")
+        _say(f"remote    {self.there.describe()} are at {self.where}, and verified")
         return True
 
     def send_newest(self) -> bool:
-        """Send the newest published checkpoint unless it is there already; False: there is nothing to send.
+        """Send the newest published checkpoint unless it is there already, and before it the best one that it
+        names; False: there is nothing to send.
 
-        It is linked first: what prunes old ones cannot take it away meanwhile. Its manifest goes last.
+        They are linked first: what prunes old ones cannot take them away meanwhile.
         """
         folder = self._newest()
         if folder is None:
             return False
         try:
             content = (folder / MANIFEST).read_bytes()
-            if content == self.sent:
+            if self.verified.get(folder.name) == content:
                 return False
             manifest = json.loads(content)
-            staged = self._stage(folder, manifest)
+            shutil.rmtree(self.staging, ignore_errors=True)
+            best = self._whole_best(folder, manifest)
+            staged = [self._stage(one) for one in (best, folder) if one is not None]
         except OSError:
             if self._newest() == folder:
                 raise
             return True  # it was removed, since there is a newer one
-        began, there = time.monotonic(), f"{self.name}/checkpoints/{folder.name}"
-        if MANIFEST in self.store.files(there) and self.store.read(f"{there}/{MANIFEST}") != content:
-            self.store.remove(f"{there}/{MANIFEST}")  # the same step, saved again after a resume
-        before, self.sending = self.files_sent, folder
-        self._put({f"{there}/{name}": staged / name for name in manifest["files"]} | self._records())
-        self._put({f"{there}/{MANIFEST}": staged / MANIFEST})
-        self.sent, self.sending = content, None
+        began, before, self.sending = time.monotonic(), self.files_sent, folder
+        for one in staged:
+            self.verified[one.name] = self._send_checkpoint(one)
+        self.sending = None
         self.trouble.over()
         seconds = time.monotonic() - began
         write_whole(self.run_dir.upload_seconds, str(max(seconds, upload_seconds(self.run_dir))))
-        _say(f"remote    {folder.name} is at {self.where}, and verified ({seconds:.1f} s)")
-        self._prune(step_of(folder), manifest.get("best"), remove=self.files_sent > before)
+        self.there.prune(self.store, step_of(folder), manifest, remove=self.files_sent > before)
         shutil.rmtree(self.staging, ignore_errors=True)
         return True
 
@@ -135,13 +130,22 @@ class Uploader:
         self._put(files)
         for old in {f"{there}/{name}" for name in self.store.files(there)} - {*files}:
             self.store.remove(old)
-        self.model = True
+        self.there.model = True
 
     @property
     def store(self) -> Store:
         if self._store is None:
             self._store = open_store(self.address)
         return self._store
+
+    def end_when_silent(self) -> None:
+        """From the run's end on: end this process when the store neither takes a file nor refuses it."""
+        self.finish.wait()
+        self.trouble.heard()
+        while not self.trouble.silent():
+            time.sleep(LOOK_SECONDS)
+        self.there.write_report(f"the store has not answered for {self.trouble.silence():.0f} s")
+        os._exit(1)
 
     def _put(self, files: dict[str, Path]) -> None:
         self.store.put(files, self._has_arrived)
@@ -172,16 +176,38 @@ class Uploader:
         published = (f for f in reversed(numbered(self.run_dir.checkpoints)) if (f / MANIFEST).exists())
         return next(published, None)
 
-    def _stage(self, folder: Path, manifest: dict[str, Any]) -> Path:
+    def _whole_best(self, newest: Path, manifest: dict[str, Any]) -> Path | None:
+        """The best checkpoint that the newest one names, if it is another one, is whole and not there yet."""
+        name = best_of(manifest)
+        if name in ("", newest.name):
+            return None
+        folder = newest.with_name(name)
+        try:
+            known = self.verified.get(name) == (folder / MANIFEST).read_bytes()
+            return None if known or _lacking(folder) else folder
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+
+    def _stage(self, folder: Path) -> Path:
         """The checkpoint under a second name; a copy where the disk knows no links."""
-        shutil.rmtree(self.staging, ignore_errors=True)
         staged = self.staging / folder.name
         shutil.copytree(folder, staged, copy_function=_link)
-        found = {str(p.relative_to(staged)): p.stat().st_size for p in staged.rglob("*") if p.is_file()}
-        lost = lacking(found, manifest)
+        lost = _lacking(staged)
         if lost:
             raise OSError(f"{folder}: {lost}")
         return staged
+
+    def _send_checkpoint(self, staged: Path) -> bytes:
+        """Send one, its manifest last, and return that."""
+        began, there = time.monotonic(), f"{self.name}/checkpoints/{staged.name}"
+        content = (staged / MANIFEST).read_bytes()
+        if MANIFEST in self.store.files(there) and self.store.read(f"{there}/{MANIFEST}") != content:
+            self.store.remove(f"{there}/{MANIFEST}")  # the same step, saved again after a resume
+        names = json.loads(content)["files"]
+        self._put({f"{there}/{name}": staged / name for name in names} | self._records())
+        self._put({f"{there}/{MANIFEST}": staged / MANIFEST})
+        _say(f"remote    {staged.name} is at {self.where}, and verified ({time.monotonic() - began:.1f} s)")
+        return content
 
     def _records(self) -> dict[str, Path]:
         """The small files of the run as they are now: copies, since some of them grow."""
@@ -196,36 +222,11 @@ class Uploader:
     def _one(self, path: Path) -> dict[str, Path]:
         return {f"{self.name}/{path.name}": path}
 
-    def _prune(self, newest: int, best: dict[str, Any] | None, *, remove: bool) -> None:
-        """Remove what is over `keep` and not the best, what was left half there, and steps that the run went
-        back behind.
-        """
-        try:
-            there = contents(self.store, self.name)
-            whole = [name for name in there.whole() if step_of(Path(name)) <= newest]
-            kept = {*whole[-self.keep :], *([f"checkpoint-{best['step']}"] if best else [])}
-            self.checkpoints = [name for name in whole if name in kept]
-            for name in [name for name in there.checkpoints if remove and name not in self.checkpoints]:
-                if MANIFEST in there.checkpoints[name]:
-                    self.store.remove(f"{self.name}/checkpoints/{name}/{MANIFEST}")
-                self.store.remove(f"{self.name}/checkpoints/{name}")
-        except StoreError as error:
-            _say(f"WARNING   old checkpoints at {self.where} cannot be removed: {error}")
 
-    def _contents(self) -> str:
-        parts = [*self.checkpoints[-1:], *(["the model"] if self.model else []), "the records"]
-        return ", ".join(parts[:-1]) + " and " * (len(parts) > 1) + parts[-1]
-
-    def _write_report(self, *, verified: bool, error: str | None = None) -> None:
-        known = read_report(self.run_dir) if self.run_dir.report.exists() else {}
-        about = {
-            "address": self.where,
-            "verified": verified,
-            "checkpoints": self.checkpoints,
-            "model": self.model,
-        }
-        known["remote"] = about if error is None else {**about, "error": error}
-        Report(self.run_dir, known).write()
+def _lacking(folder: Path) -> str:
+    """What a checkpoint here lacks of its own manifest."""
+    found = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+    return lacking(found, read_manifest(folder))
 
 
 def _link(source: str, target: str) -> None:
@@ -258,6 +259,7 @@ def _main(path: str) -> int:
     run_dir, finish = RunDir(Path(path)), Event()
     Thread(target=_listen, args=(finish,), daemon=True).start()
     uploader = Uploader(run_dir, load_config(run_dir.config).checkpoint, finish)
+    Thread(target=uploader.end_when_silent, daemon=True).start()
     uploader.beside_training()
     verified = uploader.at_the_end()
     shutil.rmtree(uploader.staging, ignore_errors=True)

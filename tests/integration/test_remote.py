@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from finetune.cli import main
-from tests.front_door import Outcome, assert_all_gone, finetune, started, wait_for_step
+from tests.front_door import Outcome, assert_all_gone, finetune, processes_of, started, wait_for_step
 from tests.object_store import SECRET, ObjectStore, object_store
 
 WORDS = ["recipe=tiny_lora", "data.train.0.limit=40", "trainer.max_steps=8", "launch.device=cpu"]
@@ -37,7 +37,7 @@ def sent(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     hooks = [f"hooks.{name}={TOLD.format(at, name)}" for name in ("on_end", "on_failure")]
     words = [*EVERY_STEP, "checkpoint.keep=3", "checkpoint.remote=s3://bucket/sent", *hooks]
     with started(*words, at=at, **store.environment, HF_TOKEN=TOKEN) as (process, run):
-        until(lambda: "checkpoint-1/manifest.json" in " ".join(store.files().find("bucket/sent")))
+        until(lambda: "/manifest.json" in " ".join(store.files().find("bucket/sent")))
         store.close()
         until(lambda: "not sent" in text(run.path / "logs" / "upload.log"))
         store.open()
@@ -159,13 +159,13 @@ def test_a_store_that_is_gone_at_the_end_fails_the_run_which_is_whole_here_and_c
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mounted folder that holds what a run sent which SIGTERM stopped after a few steps."""
+    """A mounted folder that holds three checkpoints of a run which SIGTERM stopped after a few steps."""
     at = tmp_path_factory.mktemp("stopped")
     hook = f"hooks.on_failure=ls {at}/store/run/checkpoints >> {at}/there.txt"
     keep = ["checkpoint.keep=3", "checkpoint.every_steps=1"]
     words = [*WORDS, *keep, f"checkpoint.remote=file://{at}/store", hook]
     with started(*words, at=at) as (process, run):
-        wait_for_step(run.path, 3)
+        send_three(run.path, at / "store/run/checkpoints")
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 143, out + err
@@ -220,6 +220,24 @@ def test_damaged_ones_in_a_store_are_passed_over_by_name_under_another_launcher(
     assert "checkpoint-8" in names
     assert "checkpoint-99" not in names
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["run"]
+
+
+def send_three(run: Path, there: Path) -> None:
+    """Hold the worker after each checkpoint until it is sent, for as long as there are not three."""
+
+    def newest() -> str:
+        return max((file.parent.name for file in (run / "checkpoints").glob("*/manifest.json")), default="")
+
+    last = ""
+    while len(list(there.glob("*/manifest.json"))) < 3:
+        until(lambda last=last: newest() > last)
+        workers = [one for one in processes_of(run) if "finetune.training.worker" in one.cmdline()]
+        for worker in workers:
+            worker.suspend()
+        last = newest()
+        until(lambda last=last: (there / last / "manifest.json").exists())
+        for worker in workers:
+            worker.resume()
 
 
 def until(met: Callable[[], Any], seconds: float = 60) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from finetune.config.compose import compose
 from finetune.errors import FinetuneError, Refusal
+from finetune.paths import RunDir
+from finetune.report.record import Report, read_report
 from finetune.secrets import MaskedStream, given, masked, masked_file
 
 PASSWORD = 'p"ss/w+rd & 17'
@@ -36,7 +38,9 @@ def test_a_variable_is_secret_by_its_name_and_a_value_that_can_be_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     yes = ["HF_TOKEN", "OPENAI_API_KEY", "AWS_ACCESS_KEY_ID", "DBPASSWORD", "A_TOKEN_2", "x_credentials"]
+    yes += ["DB_PASS", "DBPASS", "MYSQL_PWD", "DBPWD", "AZURE_STORAGE_CONNECTION_STRING", "SERVICE_CONN_STR"]
     no = ["TOKENIZERS_PARALLELISM", "MONKEY", "S3_KEY_PREFIX", "SSH_KEY_PATH", "KEYBOARD", "MY_SETTING"]
+    no += ["PWD", "OLDPWD", "BYPASS", "COMPASS", "PASSENGERS", "CONNECTION"]
     for name in [*yes, *no]:
         monkeypatch.setenv(name, "some long value of " + name)
     monkeypatch.setenv("USE_TOKEN", "true")
@@ -65,6 +69,47 @@ def test_every_form_of_a_secret_is_masked(before: str) -> None:
 @pytest.mark.parametrize("token", SHAPED.values(), ids=SHAPED)
 def test_what_looks_like_a_token_is_masked_wherever_it_stands(token: str) -> None:
     assert masked(f"got {token}, sorry") == "got ***, sorry"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "AccountName=me;AccountKey=q1Q2+/q3Q4q5Q6q7Q8q9==;EndpointSuffix=x",
+            "AccountName=me;AccountKey=***;EndpointSuffix=x",
+        ),
+        ("SharedAccessKey=q1Q2q3Q4q5Q6q7Q8q9=", "SharedAccessKey=***"),
+        (
+            f"GET /x?X-Amz-Date=1&X-Amz-Signature={'0a' * 32} 403",
+            "GET /x?X-Amz-Date=1&X-Amz-Signature=*** 403",
+        ),
+        (f"https://h/x?X-Amz-Security-Token={'Qq1%2F' * 9}&a=b", "https://h/x?X-Amz-Security-Token=***&a=b"),
+        (f"https://h/x?sv=2024&sig={'q1%2B' * 9}%3D&se=1", "https://h/x?sv=2024&sig=***&se=1"),
+        ("Server=h;Uid=me;Password=short;Port=1", "Server=h;Uid=me;Password=***;Port=1"),
+    ],
+)
+def test_what_signs_an_address_or_opens_a_connection_is_masked(text: str, shown: str) -> None:
+    assert masked(text) == shown
+
+
+@pytest.mark.parametrize("plain", ["signature=inspect.signature(f)", "sig=1", "f(a, sig=b)", "x;PWD=$HOME"])
+def test_what_only_reads_like_it_is_not(plain: str) -> None:
+    assert masked(plain) == plain
+
+
+def test_errors_in_a_report_show_none(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    content = {
+        "error": f"no {PASSWORD}",
+        "remote": {"error": f"no {PASSWORD}", "checkpoints": ["a"]},
+        "steps": 1,
+    }
+    Report(run_dir, content).write()
+    assert read_report(run_dir) == {
+        "error": "no ***",
+        "remote": {"error": "no ***", "checkpoints": ["a"]},
+        "steps": 1,
+    }
 
 
 def test_a_known_value_is_masked_whole_where_only_its_beginning_has_a_known_shape(

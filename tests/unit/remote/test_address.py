@@ -50,6 +50,8 @@ def test_a_path_is_in_a_store_only_below_the_one_that_is_set() -> None:
         ("checkpoint.remote=oci://bucket", "pip install ocifs"),
         ("checkpoint.remote='simplecache::s3://bucket'", "addresses inside addresses"),
         ("checkpoint.remote=/somewhere/runs", "it is the folder of all runs"),
+        ("checkpoint.remote='gs://key:hid/hidden@bucket'", "Credentials come from the environment"),
+        ("checkpoint.remote=/", "it names no place"),
         ("checkpoint.remote='s3://bucket/x?sig=hidden'", "Credentials come from the environment"),
         ("checkpoint.resume=s3://bucket", "it names no run in a store"),
         ("checkpoint.resume=memory://x/run", "it ends with the process"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,35 @@ def test_a_repository_is_made_private_and_takes_files_in_one_commit(hub: HubServ
     store.remove("run")
     store.remove("run")
     assert hub.files == {}
+
+
+def test_a_repository_that_is_public_takes_nothing(hub: HubServer) -> None:
+    hub.private = False
+    with pytest.raises(StoreError, match="me/runs is public") as refused:
+        try_out("hub://me/runs")
+    assert "Make it private" in refused.value.fix
+    assert hub.commits == []
+
+
+def test_what_the_disk_here_refuses_is_not_said_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/file").write_bytes(b"content")
+    store = open_store(f"file://{tmp_path}/store")
+    assert isinstance(store, FileStore)
+    (tmp_path / "here/target").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        store.fetch("file", tmp_path / "here/target")
+    with pytest.raises(StoreError, match="other"):
+        store.fetch("other", tmp_path / "here/file")
+
+    def full(*words: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store.system, "get_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.fetch("file", tmp_path / "here/file")
 
 
 @pytest.mark.parametrize("name", ["run/optimizer.pt", "run/config.yaml"])
