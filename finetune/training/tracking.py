@@ -21,9 +21,10 @@ def tracker_environment(tracker: Tracker, run_dir: RunDir) -> dict[str, str]:
     if tracker is Tracker.tensorboard:
         wanted = {"TENSORBOARD_LOGGING_DIR": str(run_dir.path / "tensorboard")}
     elif tracker is Tracker.wandb:
-        wanted = {"WANDB_RUN_ID": _known(tracker, run_dir) or secrets.token_hex(4), "WANDB_RESUME": "allow"}
-    elif tracker is Tracker.mlflow and (known := _known(tracker, run_dir)):
-        wanted = {"MLFLOW_RUN_ID": known}
+        known = _known(tracker, run_dir) or secrets.token_hex(4)
+        wanted = {"WANDB_RUN_ID": known, "WANDB_RESUME": "allow", "WANDB_DIR": str(run_dir.path)}
+    elif tracker is Tracker.mlflow and (begun := _known(tracker, run_dir)):
+        wanted = {"MLFLOW_RUN_ID": begun}
     else:
         wanted = {}
     return {name: value for name, value in wanted.items() if name not in os.environ}
