@@ -27,6 +27,19 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(beside, path)
 
 
+def append_whole(path: Path, content: bytes) -> None:
+    """Add to a file all of it or, where the disk does not take it, nothing; raises OSError then."""
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            file.truncate(before)
+            raise
+
+
 @dataclass(frozen=True, slots=True)
 class RunDir:
     """The folder of one run: the only hand-off between its stages."""

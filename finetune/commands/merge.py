@@ -12,11 +12,11 @@ from finetune import hub
 from finetune.errors import Problem, Refusal, UserError
 from finetune.logs import set_up_logging
 from finetune.model.fetch import fetch_model
-from finetune.model.source import find_source
+from finetune.model.source import Source, find_source
 from finetune.model.target import find_target
 from finetune.report.card import card_of
-from finetune.report.record import read_samples
-from finetune.training.checkpoint import damage
+from finetune.report.record import read_report, read_samples
+from finetune.training.checkpoint import damage, damaged_file
 from finetune.words import Words
 
 
@@ -32,12 +32,21 @@ def main(words: Words) -> int:
     return 0
 
 
+def damaged(source: Source) -> str:
+    """What has changed in a checkpoint or in a run's model since it was written, in words."""
+    if source.trained is not None:
+        return damage(source.folder)
+    if source.run is None or source.folder != source.run.model or not source.run.report.exists():
+        return ""
+    return damaged_file(source.folder, read_report(source.run).get("model_files", {}))
+
+
 def merge(words: Words) -> dict[str, Any]:
     """Check, write, prove, upload; returns what `--json` prints."""
     problems: list[Problem] = []
     source = find_source(words.runs[0], list(words.overrides), problems)
-    if source is not None and source.trained is not None and (wrong := damage(source.folder)):
-        problems.append(Problem(words.runs[0], wrong, "Take another checkpoint of this run."))
+    if source is not None and (wrong := damaged(source)):
+        problems.append(Problem(str(source.folder), wrong, "Restore it, or take a checkpoint of the run."))
     dtype, address = words.values.get("--dtype"), words.values.get("--push")
     target = find_target(source, words.values.get("--to"), dtype, problems)
     if address is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
 from datetime import datetime
 
 from finetune.config.case import DEEPSPEED, FSDP, Case
@@ -62,6 +63,10 @@ def choose_processes(case: Case) -> int:
     return wanted
 
 
+SOONEST_STOP_SECONDS = 20
+"""From now to `checkpoint.stop_at`: the libraries alone take some seconds to load."""
+
+
 def choose_stop(case: Case) -> float | None:
     """When the run has to have ended, in seconds since 1970."""
     text = case.config.checkpoint.stop_at
@@ -72,6 +77,9 @@ def choose_stop(case: Case) -> float | None:
     except ValueError as error:
         case.refuse(f"checkpoint.stop_at={text}", str(error))
         return None
+    if stop.timestamp() - time.time() < SOONEST_STOP_SECONDS:
+        why = f"a run takes longer to start, to make a step and to save: at least {SOONEST_STOP_SECONDS} s"
+        case.refuse(f"checkpoint.stop_at={text}", why, "Name a later moment.")
     case.notes.append(f"the run saves and ends before {stop:%Y-%m-%d %H:%M:%S %Z} (checkpoint.stop_at)")
     return stop.timestamp()
 

@@ -122,6 +122,9 @@ class Workers:
             self._log.wait(timeout=2)
 
     def _ended(self, code: int) -> Ended:
+        killed = killed_rank(self.run_dir.launcher_log) if code != 0 and not self.received else None
+        if killed is not None:
+            return Ended(1, *killed)  # the others only noticed it
         failure = first_failure(self.run_dir)
         if failure is not None:
             return Ended(failure["exit_code"], failure["rank"], failure["told"])
@@ -216,6 +219,23 @@ def first_failure(run_dir: RunDir) -> dict[str, Any] | None:
         except json.JSONDecodeError:
             continue  # being written right now
     return min(failures, key=lambda failure: failure["time"], default=None)
+
+
+def killed_rank(launcher_log: Path) -> tuple[int, str] | None:
+    """A worker that a signal ended which none of ours sends, as the launcher saw it."""
+    text = launcher_log.read_text(encoding="utf-8", errors="replace")
+    alone = re.search(r"died with <Signals\.(SIG\w+):", text)
+    seen = re.search(
+        r"rank\s*:\s*(\d+) \(local_rank.*\n\s*exitcode\s*:\s*-(\d+)", text.rpartition("Root Cause")[2]
+    )
+    if alone is None and seen is None:
+        return None
+    name = alone[1] if alone is not None else signal.Signals(int(seen[2])).name if seen is not None else ""
+    if name in {number.name for number in STOPPING}:
+        return None
+    memory = " (the kernel does so when memory is short: see dmesg)" if name == "SIGKILL" else ""
+    rank = int(seen[1]) if seen is not None else 0
+    return rank, f"The process was ended by {name}{memory}; it could say nothing."
 
 
 def silent_death(launcher_log: Path) -> tuple[int | None, str]:

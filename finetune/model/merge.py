@@ -17,6 +17,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from finetune.config.schema import Method, RunConfig, Thinking
@@ -51,6 +52,9 @@ def open_source(source: Source) -> tuple[PreTrainedModel | PeftModel, torch.dtyp
         loaded = model.load_adapter(
             str(source.folder), "default"
         )  # the first call only warns of what it lacks
+    except SafetensorError as error:
+        why = f"its weights cannot be read: {error}"
+        raise refuse(str(source.folder), why, "Restore the files.", subject="the adapter") from error
     except (RuntimeError, ValueError) as error:
         raise _does_not_fit(source, str(error).strip().splitlines()[-1].strip()) from error
     wrong = sorted([*loaded.missing_keys, *loaded.unexpected_keys])

@@ -46,6 +46,13 @@ def read_samples(run_dir: RunDir) -> list[dict[str, Any]]:
     return samples
 
 
+def last_step(run_dir: RunDir) -> dict[str, Any]:
+    """The last step that was logged; empty before the first one."""
+    lines = run_dir.metrics.read_text(encoding="utf-8").splitlines() if run_dir.metrics.exists() else []
+    steps = (json.loads(line) for line in reversed(lines) if '"loss"' in line and line.endswith("}"))
+    return next(steps, {})
+
+
 def report_end(run_dir: RunDir, status: str, told: str) -> None:
     """Mark a run as `failed` or `interrupted`, keeping what is known of it."""
     known = read_report(run_dir) if run_dir.report.exists() else {}

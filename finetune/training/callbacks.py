@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from finetune.config.schema import CheckpointConfig
 from finetune.distributed.launch import STOPPING
 from finetune.distributed.world import any_rank, some_rank_failed
-from finetune.paths import RunDir
+from finetune.paths import RunDir, append_whole
 from finetune.training.live import live_state
 from finetune.training.remote_run import upload_seconds
 from finetune.training.trainer import RunTrainer
@@ -39,6 +39,8 @@ class Record(TrainerCallback):
 
     def __init__(self, run_dir: RunDir) -> None:
         self.run_dir = run_dir
+        self.waiting = b""
+        """Lines that a full disk did not take yet."""
 
     def on_log(
         self,
@@ -51,9 +53,17 @@ class Record(TrainerCallback):
         if not any(key == "loss" or key.startswith("eval_") for key in logs or {}):
             return  # the Trainer's summary at the end is no step
         entry = {"step": state.global_step, **{k: v for k, v in (logs or {}).items() if k != "total_flos"}}
-        if args.process_index == 0:
-            with self.run_dir.metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+        if args.process_index != 0:
+            return
+        lines = self.waiting + json.dumps(entry).encode("utf-8") + b"\n"
+        try:
+            append_whole(self.run_dir.metrics, lines)
+        except OSError as error:
+            if not self.waiting:
+                log.warning("metrics.jsonl cannot be written (%s): kept until it can", error.strerror)
+            self.waiting = lines
+        else:
+            self.waiting = b""
 
 
 class StepLine(TrainerCallback):

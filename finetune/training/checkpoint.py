@@ -116,8 +116,11 @@ def damage(folder: Path) -> str:
         return f"it has no {MANIFEST}: the save was not finished"
     except (OSError, ValueError, KeyError) as error:
         return f"its {MANIFEST} cannot be read: {error}"
-    if lost:
-        return f"{lost} is not in it"
+    return f"{lost} is not in it" if lost else damaged_file(folder, files)
+
+
+def damaged_file(folder: Path, files: dict[str, Entry]) -> str:
+    """Which of a folder's files is not as it was written, in words; empty when all are."""
     for name, entry in files.items():
         file = folder / name
         if not file.is_file():

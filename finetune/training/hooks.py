@@ -11,7 +11,7 @@ from typing import Any
 
 from finetune.config.schema import RunConfig
 from finetune.paths import RunDir
-from finetune.report.record import read_report
+from finetune.report.record import last_step, read_report
 from finetune.secrets import masked
 
 TIMEOUT_SECONDS = 600
@@ -61,13 +61,14 @@ def _facts(run_dir: RunDir, exit_code: int) -> dict[str, str]:
     if run_dir.report.exists():
         with suppress(ValueError):
             report = read_report(run_dir)
-    loss = (report.get("loss") or {}).get("last")
+    made = last_step(run_dir)
+    loss = (report.get("loss") or {}).get("last", made.get("loss"))
     facts = {
         "RUN_DIR": run_dir.path,
         "RUN_NAME": run_dir.path.name,
         "EXIT_CODE": exit_code,
         "STATUS": report.get("status", "failed"),
-        "STEPS": report.get("steps", 0),
+        "STEPS": report.get("steps", made.get("step", 0)),
         "LOSS": "" if loss is None else loss,
         "MODEL": report.get("model_path") or "",
     }

@@ -19,7 +19,12 @@ def held(run_dir: RunDir, machine_rank: int = 0) -> Iterator[None]:
     if machine_rank > 0:
         yield
         return
-    with run_dir.lock.open("w") as file:
+    try:
+        file = run_dir.lock.open("w")
+    except OSError as error:
+        why = f"it cannot be written: {error.strerror}"
+        raise refuse(str(run_dir.path), why, subject="the run's folder") from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -100,8 +100,9 @@ def guarded(run_dir: RunDir, rank: int, work: Callable[[RunDir], int]) -> int:
 
 def record_failure(run_dir: RunDir, rank: int, told: str, code: int) -> None:
     content = {"rank": rank, "time": time.time(), "exit_code": code, "told": masked(told)}
-    run_dir.failure(rank).write_text(json.dumps(content), encoding="utf-8")
-    report_end(run_dir, "failed", told)
+    with suppress(OSError):  # a full disk: it is told on the terminal
+        run_dir.failure(rank).write_text(json.dumps(content), encoding="utf-8")
+        report_end(run_dir, "failed", told)
 
 
 def keep_output(run_dir: RunDir, rank: int) -> Terminal:

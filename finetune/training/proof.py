@@ -17,6 +17,7 @@ from finetune.errors import RunFailed
 from finetune.model.reopen import check_loss, check_tensors
 from finetune.paths import RunDir
 from finetune.report.record import Report
+from finetune.training.checkpoint import entry_of
 from finetune.training.save import Saved
 from finetune.training.trainer import RunTrainer
 
@@ -105,7 +106,9 @@ def prove_saved_model(
     if all(check.passed for check in checks):
         checks += check_loss(folder, config.model, config.adapter, live, saved.dtype, facts)
     failed = [check for check in checks if not check.passed]
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
     report.update(
+        model_files={str(path.relative_to(folder)): entry_of(path) for path in files},
         verified=[check.as_dict() for check in checks],
         status="failed" if failed else "completed",
         model_path=None if failed else str(run_dir.model),

@@ -16,6 +16,7 @@ from finetune.config.facts import load_facts
 from finetune.config.rules import RunFacts
 from finetune.config.saved import load_config
 from finetune.config.schema import RunConfig
+from finetune.config.suggest import nearest
 from finetune.errors import Problem, Refusal, refuse
 from finetune.paths import RunDir, write_whole
 from finetune.report.record import read_report
@@ -44,6 +45,12 @@ IN_THE_OPTIMIZER = tuple(
     for name in ("learning_rate", "weight_decay", "adam_", "optim", "lr_scheduler", "warmup")
 )
 """Keys whose old values come back with the checkpoint, whatever is asked for."""
+
+IN_THE_WEIGHTS = (
+    *("adapter.method", "adapter.r", "adapter.target_modules", "adapter.modules_to_save", "adapter.experts"),
+    *("adapter.use_dora", "adapter.bits", "adapter.quant_type"),
+)
+"""Keys that say which weights there are, and what they are added to."""
 
 SUBJECT = "what is to be resumed"
 NEVER, AUTO = "never", "auto"
@@ -113,6 +120,11 @@ def compare(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> Differences:
         raise refuse(str(run_dir.path), why, subject=SUBJECT) from error
     old, new = dict(_leaves(old_config)), dict(_leaves(config))
     found = Differences()
+    for name in config.checkpoint.allow_changes:
+        if not any(_allowed(key, [name]) for key in {*old, *new}):
+            near = nearest(name, [*old, *new])
+            fix = f"Did you mean {near}?" if near else "Name keys, such as trainer.max_steps or data."
+            found.problems.append(Problem(f"checkpoint.allow_changes={name}", "there is no such key", fix))
     for key in sorted({*old, *new}):
         before, after = old.get(key), new.get(key)
         if before == after or key == "distributed.strategy":  # what it came to is compared below
@@ -122,6 +134,10 @@ def compare(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> Differences:
         elif key.startswith(IN_THE_OPTIMIZER):
             why = f"the run was begun with {before}, which the saved optimizer and schedule hold"
             fix = "Take the old value, or start a new run from what was learnt (adapter.init_from)."
+            found.problems.append(Problem(f"{key}={after}", why, fix))
+        elif key in IN_THE_WEIGHTS:
+            why = f"the run was begun with {before}, and the saved weights are of that kind"
+            fix = "Take the old value, or start a new run."
             found.problems.append(Problem(f"{key}={after}", why, fix))
         elif _allowed(key, config.checkpoint.allow_changes):
             found.allowed.append(f"{key}: {before} -> {after}")
@@ -204,7 +220,9 @@ def _newest(run_dir: RunDir) -> Found | None:
         return found
     if not found:
         return None
-    problems = [Problem(name, "not whole") for name in found]
+    fix = "Restore one, or begin anew under another run_name."
+    told = [line.partition(": ") for line in found]
+    problems = [Problem(name, wrong, fix if name == told[-1][0] else "") for name, _, wrong in told]
     raise Refusal(problems, f"{run_dir.checkpoints}: no checkpoint is whole")
 
 
@@ -229,6 +247,9 @@ def _named(path: Path, wanted: str) -> tuple[RunDir, Found]:
         if found is None:
             raise refuse(where, "this run has no checkpoint", subject=SUBJECT)
         return run_dir, found
+    if NAME.fullmatch(path.name) and path.parent.is_dir() and not path.is_dir():
+        there = ", ".join(folder.name for folder in numbered(path.parent)) or "none"
+        raise refuse(where, f"it is not there; there are: {there}", subject=SUBJECT)
     if not NAME.fullmatch(path.name) or not path.is_dir():
         why = "it is neither a checkpoint (checkpoint-N) nor a run's folder"
         raise refuse(where, why, "Use never, auto, or such a path.", subject=SUBJECT)

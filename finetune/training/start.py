@@ -127,6 +127,12 @@ def open_run(run: CheckedRun, resume: Resume | None = None) -> RunDir:
         shutil.rmtree(beside.path, ignore_errors=True)
         if isinstance(error, OSError) and run_dir.path.exists():
             raise _taken(run, run_dir) from None
+        if isinstance(error, OSError):
+            where, why = (
+                f"output_dir={run.config.output_dir}",
+                f"nothing can be written there: {error.strerror}",
+            )
+            raise refuse(where, why, "Choose another folder.", subject=run.composed.subject) from error
         raise
     return run_dir
 

@@ -6,6 +6,7 @@ What is written here `finetune.model.state` reads. Nothing is pickled.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from typing import Any
 import safetensors.torch
 import torch
 import xxhash
+from torch.optim.lr_scheduler import LambdaLR
 
 from finetune.errors import RunFailed
 from finetune.model.state import BUFFER, WEIGHT, SavedState
@@ -26,6 +28,8 @@ FILE_BYTES = 2**30
 
 BY_GROUP = {"base_lrs", "_last_lr", "lr_lambdas", "min_lrs"}
 """What torch's schedules keep for each group of parameters."""
+
+log = logging.getLogger(__name__)
 
 Tensors = dict[str, torch.Tensor]
 
@@ -137,6 +141,16 @@ def _set_schedule(scheduler: Any, saved: dict[str, Any]) -> None:
     fresh = scheduler.state_dict()
     of_groups = {key: [saved[key]] * len(fresh[key]) for key in BY_GROUP & saved.keys()}
     scheduler.load_state_dict({**fresh, **saved, **of_groups})
+    if not isinstance(scheduler, LambdaLR):
+        return
+    # the next step's rate by this run's own schedule: it is the saved one unless the run was made longer
+    rate = scheduler.base_lrs[0] * scheduler.lr_lambdas[0](scheduler.last_epoch)
+    if rate != saved["_last_lr"]:
+        step = scheduler.last_epoch
+        log.info("schedule  the next rate is %.3g; it was %.3g before step %d", rate, saved["_last_lr"], step)
+    for group in scheduler.optimizer.param_groups:
+        group["lr"] = rate
+    scheduler._last_lr = [rate] * len(scheduler.base_lrs)  # what is logged
 
 
 def _loss_scale(trainer: Any) -> dict[str, Any] | None:

@@ -100,9 +100,9 @@ def found_to_resume(run: CheckedRun, say: Say) -> Resume | None:
         return None
     for line in resume_lines(resume):
         say(line)
-    if resume.completed:
+    if resume.completed and run.config.checkpoint.remote is not None:
         _send_again(run, resume, say)
-    else:
+    elif not resume.completed:
         refuse_other_rows(run, resume)
     return resume
 
