@@ -28,7 +28,7 @@ from finetune.training.proof import prove_saved_model
 from finetune.training.rows import load_rows
 from finetune.training.save import Saved, adapter_sums, save_model
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("finetune.training.worker")  # `__main__` in a process of our launcher
 
 
 def run(run_dir: RunDir) -> int:
@@ -63,9 +63,8 @@ def train(
         trainer.go(checkpoint_to_resume(run_dir))
         record_training(report, trainer, facts, stop.agreed)
         if stop.agreed:
-            log.info(
-                "stopped   after step %d; checkpoint: %s", trainer.state.global_step, run_dir.checkpoints
-            )
+            step, name = trainer.state.global_step, run_dir.path.name
+            log.info("stopped   after step %d; go on with: checkpoint.resume=auto run_name=%s", step, name)
             return None
         trainer.take_up_best()
         return save_model(trainer, loaded, start, tokenizer, config.data.thinking, run_dir)

@@ -28,6 +28,7 @@ def test_a_checkpoint_on_demand_and_an_end_before_the_machine_goes(tmp_path: Pat
         assert process.returncode == 143, out + err
         assert "SAVE_NOW: saving a checkpoint" in out
         assert "stop_at: saving a checkpoint, then ending" in out
+        assert "go on with: checkpoint.resume=auto run_name=run" in out
         assert (tmp_path / "told.txt").read_text().startswith("interrupted 143 ")
         assert len(list((run.path / "checkpoints").glob("checkpoint-*"))) == 2
 
