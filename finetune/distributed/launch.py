@@ -69,7 +69,9 @@ class Workers:
                 self._handlers[number] = signal.signal(number, self._on_signal)
             self._handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.run_dir.logs.mkdir(exist_ok=True)
-        self._log = masked_file(self.run_dir.launcher_log)
+        log = self.run_dir.launcher_log
+        self._said_before = log.stat().st_size if log.exists() else 0  # by the launcher of an earlier start
+        self._log = masked_file(log)
         assert self._log.stdin is not None
         with self._log.stdin as launcher_log:
             self.process = subprocess.Popen(
@@ -122,7 +124,8 @@ class Workers:
             self._log.wait(timeout=2)
 
     def _ended(self, code: int) -> Ended:
-        killed = killed_rank(self.run_dir.launcher_log) if code != 0 and not self.received else None
+        said = self.run_dir.launcher_log.read_bytes()[self._said_before :].decode("utf-8", errors="replace")
+        killed = killed_rank(said) if code != 0 and not self.received else None
         if killed is not None:
             return Ended(1, *killed)  # the others only noticed it
         failure = first_failure(self.run_dir)
@@ -135,8 +138,8 @@ class Workers:
         stopped = stopped_by_itself(self.run_dir)
         if stopped is not None:
             return Ended(stopped)
-        rank, why = silent_death(self.run_dir.launcher_log)
-        return Ended(1, rank, why)
+        rank, why = silent_death(said)
+        return Ended(1, rank, f"{why}\nWhat the launcher said: {self.run_dir.launcher_log}")
 
     def _pass_on(self, relay: Callable[[str], None]) -> None:
         assert self.process.stdout is not None
@@ -221,9 +224,8 @@ def first_failure(run_dir: RunDir) -> dict[str, Any] | None:
     return min(failures, key=lambda failure: failure["time"], default=None)
 
 
-def killed_rank(launcher_log: Path) -> tuple[int, str] | None:
-    """A worker that a signal ended which none of ours sends, as the launcher saw it."""
-    text = launcher_log.read_text(encoding="utf-8", errors="replace")
+def killed_rank(text: str) -> tuple[int, str] | None:
+    """A worker that a signal ended which none of ours sends, by what the launcher said."""
     alone = re.search(r"died with <Signals\.(SIG\w+):", text)
     seen = re.search(
         r"rank\s*:\s*(\d+) \(local_rank.*\n\s*exitcode\s*:\s*-(\d+)", text.rpartition("Root Cause")[2]
@@ -238,17 +240,16 @@ def killed_rank(launcher_log: Path) -> tuple[int, str] | None:
     return rank, f"The process was ended by {name}{memory}; it could say nothing."
 
 
-def silent_death(launcher_log: Path) -> tuple[int | None, str]:
-    """Rank and reason of a worker that could not speak (killed, crashed): what the launcher saw first."""
-    text = launcher_log.read_text(encoding="utf-8", errors="replace")
+def silent_death(text: str) -> tuple[int | None, str]:
+    """Rank and reason of a worker that could not speak (crashed): what the launcher saw first."""
     _, _, root_cause = text.rpartition("Root Cause")
     rank = re.search(r"rank\s*:\s*(\d+)", root_cause)
     code = re.search(r"exitcode\s*:\s*(-?\d+)", root_cause)
     if rank is None or code is None:
         last_lines = "\n".join(text.strip().splitlines()[-15:])
-        return (
-            None,
-            f"The launcher ended without naming a rank. Its last lines ({launcher_log}):\n{last_lines}",
+        return None, (
+            "A process ended without a word of its own: something killed it (the kernel does so when memory is "
+            f"short: see dmesg), or it crashed outside Python. The launcher's last lines:\n{last_lines}"
         )
     number = int(code[1])
     how = f"by {signal.Signals(-number).name}" if number < 0 else f"with exit code {number}"

@@ -263,7 +263,8 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
         assert process.returncode == 1
         assert_all_gone(run.path)
         assert run.report["status"] == "failed"
-        assert "rank" in err
+        assert "rank 1 failed first" in err
+        assert "The process was ended by SIGKILL" in err
 
 
 def test_workers_end_when_the_parent_is_killed(tmp_path: Path) -> None:
