@@ -248,7 +248,7 @@ def silent_death(text: str) -> tuple[int | None, str]:
     if rank is None or code is None:
         last_lines = "\n".join(text.strip().splitlines()[-15:])
         return None, (
-            "A process ended without a word of its own: something killed it (the kernel does so when memory is "
+            "A process ended without a word of its own: something killed it (the kernel does when memory is "
             f"short: see dmesg), or it crashed outside Python. The launcher's last lines:\n{last_lines}"
         )
     number = int(code[1])
