@@ -226,18 +226,16 @@ def first_failure(run_dir: RunDir) -> dict[str, Any] | None:
 
 def killed_rank(text: str) -> tuple[int, str] | None:
     """A worker that a signal ended which none of ours sends, by what the launcher said."""
-    alone = re.search(r"died with <Signals\.(SIG\w+):", text)
-    seen = re.search(
-        r"rank\s*:\s*(\d+) \(local_rank.*\n\s*exitcode\s*:\s*-(\d+)", text.rpartition("Root Cause")[2]
-    )
-    if alone is None and seen is None:
-        return None
-    name = alone[1] if alone is not None else signal.Signals(int(seen[2])).name if seen is not None else ""
-    if name in {number.name for number in STOPPING}:
-        return None
-    memory = " (the kernel does so when memory is short: see dmesg)" if name == "SIGKILL" else ""
-    rank = int(seen[1]) if seen is not None else 0
-    return rank, f"The process was ended by {name}{memory}; it could say nothing."
+    ended = [("0", name) for name in re.findall(r"died with <Signals\.(SIG\w+):", text)]
+    # all that it lists: the first one that it saw may be one that only noticed
+    listed = re.findall(r"rank\s*:\s*(\d+) \(local_rank.*\n\s*exitcode\s*:\s*-(\d+)", text)
+    ended += [(rank, signal.Signals(int(number)).name) for rank, number in listed]
+    ours = {number.name for number in STOPPING}
+    for rank, name in ended:
+        if name not in ours:
+            memory = " (the kernel does so when memory is short: see dmesg)" if name == "SIGKILL" else ""
+            return int(rank), f"The process was ended by {name}{memory}; it could say nothing."
+    return None
 
 
 def silent_death(text: str) -> tuple[int | None, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 from typing import Any
 
 from transformers import TrainerCallback
@@ -43,9 +44,7 @@ class RememberTracker(TrainerCallback):
 
     def _id(self) -> str | None:
         if self.tracker is Tracker.mlflow:
-            import mlflow
-
-            return str(mlflow.active_run().info.run_id)
+            return str(sys.modules["mlflow"].active_run().info.run_id)  # the integration has imported it
         return os.environ.get("WANDB_RUN_ID") if self.tracker is Tracker.wandb else self.run_dir.path.name
 
 
