@@ -127,12 +127,10 @@ class PlainLive:
 
     def make(self, settings: Settings, like: Like) -> None:
         """Through the optimizer's own `load_state_dict`, which knows where its step counters live."""
-        content = self.optimizer.state_dict()
-        names = {id(parameter): name for name, parameter in self.parameters.items()}
         set_groups(self._groups(), settings.groups)
+        content = {**self.optimizer.state_dict(), "state": {}}
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
         numbered = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        content["param_groups"] = self.optimizer.state_dict()["param_groups"]
-        content["state"] = {}
         for number, parameter in enumerate(numbered):
             name = names[id(parameter)]
             made: dict[str, Any] = {

@@ -180,19 +180,24 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
         assert_all_gone(run.path)
 
 
-def test_the_first_rank_to_fail_is_named_and_its_traceback_comes_last(tmp_path: Path) -> None:
+def rank_1_fails(tmp_path: Path, step: int) -> str:
+    """A PYTHONPATH under which rank 1 alone raises behind a step."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "if os.environ.get('RANK') == '1':\n"
         "    from finetune.training.callbacks import Counters\n"
         "    def broken(self, args, state, control, **kwargs):\n"
-        "        if state.global_step == 2:\n"
+        f"        if state.global_step == {step}:\n"
         "            raise ValueError('a fault of rank 1 alone')\n"
         "        self.trainer.count_step()\n"
         "    Counters.on_step_end = broken\n",
         encoding="utf-8",
     )
-    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    return os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+
+
+def test_the_first_rank_to_fail_is_named_and_its_traceback_comes_last(tmp_path: Path) -> None:
+    path = rank_1_fails(tmp_path, step=2)
     with started(*LONG, at=tmp_path, PYTHONPATH=path) as (process, run):
         _, err = process.communicate(timeout=120)
         assert process.returncode == 1
@@ -205,18 +210,7 @@ def test_the_first_rank_to_fail_is_named_and_its_traceback_comes_last(tmp_path: 
 
 
 def test_under_another_launcher_a_failing_rank_calls_the_hook_and_the_folder_is_held(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os\n"
-        "if os.environ.get('RANK') == '1':\n"
-        "    from finetune.training.callbacks import Counters\n"
-        "    def broken(self, args, state, control, **kwargs):\n"
-        "        if state.global_step == 40:\n"
-        "            raise ValueError('a fault of rank 1 alone')\n"
-        "        self.trainer.count_step()\n"
-        "    Counters.on_step_end = broken\n",
-        encoding="utf-8",
-    )
-    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    path = rank_1_fails(tmp_path, step=40)
     told = f"hooks.on_failure=echo $FINETUNE_STATUS >> {tmp_path}/told.txt"
     torchrun = [sys.executable, "-m", *TORCHRUN, "-m", "finetune", *LONG[:-1], told, "run_name=run"]
     process = subprocess.Popen(

@@ -113,10 +113,10 @@ def test_an_address_is_read_like_a_path(tmp_path: Path, prepare: Prepare) -> Non
         rows_of(f"{at}/absent.jsonl")
 
 
-@pytest.mark.parametrize(("scheme", "why"), [("nowhere", "Protocol not known"), ("s3", "s3fs")])
+@pytest.mark.parametrize(("scheme", "why"), [("nowhere", "Protocol not known"), ("gs", "gcsfs")])
 def test_an_address_that_cannot_be_read_says_what_is_missing(scheme: str, why: str) -> None:
-    if find_spec("s3fs") and scheme == "s3":
-        pytest.skip("s3fs is installed")
+    if find_spec("gcsfs") and scheme == "gs":
+        pytest.skip("gcsfs is installed")
     with pytest.raises(UserError, match=rf"(?s){scheme}:// could not be read: .*{why}.*package of its own"):
         rows_of(f"{scheme}://bucket/rows.jsonl")
 
