@@ -14,9 +14,6 @@ from finetune.config.trainer_fields import trainer_class, trainer_fields
 from finetune.config.trainer_keys import OWNED_ELSEWHERE
 from finetune.secrets import TELLING, secret_in
 
-NOT_BUILT = re.compile(r"(hardware|plan)(\..*)?")
-"""Keys that are planned: they are refused as such, not as unknown ones."""
-
 REFUSED = {
     "model.device_map": (
         "it splits one model over the devices inside each process, and training needs each process "
@@ -104,8 +101,6 @@ def explain_unknown(key: str) -> tuple[str, str]:
     """Why `key` is not accepted, and what to use instead."""
     if key in REFUSED:
         return REFUSED[key]
-    if NOT_BUILT.fullmatch(key):
-        return f"{key} is not built yet", "Leave it out."
     group, _, name = key.partition(".")
     if group == "trainer" and name.partition(".")[0] in OWNED_ELSEWHERE:
         return "not set under trainer", OWNED_ELSEWHERE[name.partition(".")[0]]

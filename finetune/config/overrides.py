@@ -35,8 +35,12 @@ class Override:
         return tuple(re.sub(r"\[(\d+)\]", r".\1", self.key).split("."))
 
 
+COUNTED = re.compile(r"(\d+)x_(\w+)")
+"""`4x_a100_80gb`: four such cards."""
+
+
 def split_overrides(texts: list[str], problems: list[Problem]) -> list[Override]:
-    """The overrides of a command line; `+key=` and `++key=` mean `key=`."""
+    """The overrides of a command line; `+key=` and `++key=` mean `key=`, `hardware=4x_NAME` four cards."""
     found = []
     for text in texts:
         key, equals, raw = text.partition("=")
@@ -46,6 +50,8 @@ def split_overrides(texts: list[str], problems: list[Problem]) -> list[Override]
             problems.append(Problem(f"{masked(text)} (command line)", "keys cannot be deleted", fix))
         elif not equals or not key:
             problems.append(Problem(f"{masked(text)} (command line)", "expected key=value"))
+        elif key == "hardware" and (counted := COUNTED.fullmatch(raw)):
+            found += [Override("hardware.num_gpus", counted[1]), Override(key, counted[2])]
         else:
             found.append(Override(key, raw))
     return found

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from finetune.config.machine import HardwareConfig, PlanConfig
+
 
 class Method(StrEnum):
     """How the weights are trained."""
@@ -382,3 +384,5 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     hooks: HooksConfig = field(default_factory=HooksConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)

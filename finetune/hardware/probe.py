@@ -26,6 +26,8 @@ class Card:
     uuid: str
     capability: int
     """Major compute capability."""
+    memory_bytes: int = 0
+    """All of its memory; 0: the driver does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,13 @@ def probe_devices() -> Devices:
         cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         unusable=unusable,
     )
+
+
+def usable_cards() -> tuple[Card, ...]:
+    """The cards of this machine that the installed torch can use."""
+    driver = read_driver()
+    cards = visible_cards(driver.cards, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return () if cards and why_unusable(torch_cuda_version(), driver.cuda_major) else cards
 
 
 def visible_cards(cards: tuple[Card, ...], visible: str | None) -> tuple[Card, ...]:
@@ -129,4 +138,6 @@ def _card(nvml: ctypes.CDLL, index: int) -> Card | None:
     nvml.nvmlDeviceGetName(handle, name, 96)
     nvml.nvmlDeviceGetUUID(handle, uuid, 96)
     nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
-    return Card(name.value.decode(errors="replace"), uuid.value.decode(errors="replace"), major.value)
+    memory = (ctypes.c_ulonglong * 3)()  # total, free, used
+    total = memory[0] if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0 else 0
+    return Card(name.value.decode(errors="replace"), uuid.value.decode(errors="replace"), major.value, total)
