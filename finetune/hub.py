@@ -54,9 +54,15 @@ def reachable() -> bool:
 
 def cached(name: str, revision: str | None) -> bool:
     """Tell whether a model's config is in this machine's cache."""
+    return cached_config(name, revision) is not None
+
+
+def cached_config(name: str, revision: str | None) -> Path | None:
+    """The config.json of a model in this machine's cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    return isinstance(try_to_load_from_cache(name, "config.json", revision=revision or "main"), str)
+    found = try_to_load_from_cache(name, "config.json", revision=revision or "main")
+    return Path(found) if isinstance(found, str) else None
 
 
 def cache_folder() -> str:

@@ -4,16 +4,14 @@ first step.
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
-from pathlib import Path
 
 from finetune.config.rules import RunFacts
 from finetune.config.schema import CheckpointConfig, Method, RunConfig
 from finetune.errors import Refusal, refuse
 from finetune.model.source import BYTES, model_folder
 from finetune.paths import RunDir
+from finetune.planner.read_shape import stored_parameters
 from finetune.training.checkpoint import numbered
 
 COPIES = 3
@@ -51,13 +49,3 @@ def too_small(checkpoint: CheckpointConfig, run_dir: RunDir, size: int) -> Refus
         "Free space, set output_dir to a larger disk, or lower checkpoint.keep.",
         subject="the disk",
     )
-
-
-def stored_parameters(folder: Path) -> int:
-    """The weights in a local folder's safetensors, by their headers; 0 where there are none."""
-    total = 0
-    for file in folder.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-    return total
