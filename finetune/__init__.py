@@ -8,19 +8,15 @@ from finetune.errors import FinetuneError, Refusal, RunFailed
 from finetune.version import __version__
 
 if TYPE_CHECKING:
-    from finetune.api import Run, load_config, train
+    from finetune.api import Run, load_config, plan, train
 
-__all__ = ["FinetuneError", "Refusal", "Run", "RunFailed", "__version__", "load_config", "train"]
+__all__ = ["FinetuneError", "Refusal", "Run", "RunFailed", "__version__", "load_config", "plan", "train"]
 
 
 def __getattr__(name: str) -> Any:
     # heavy imports wait until they are used: `import finetune` touches neither torch nor a device
-    if name in ("Run", "load_config", "train"):
+    if name in ("Run", "load_config", "plan", "train"):
         from finetune import api
 
         return getattr(api, name)
-    if name == "plan":
-        from finetune.errors import UserError
-
-        raise UserError("finetune.plan is not built yet.")
     raise AttributeError(f"module 'finetune' has no attribute '{name}'")

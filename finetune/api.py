@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,14 +13,48 @@ from typing import TYPE_CHECKING, Any
 from finetune.config.compose import compose
 from finetune.config.schema import RunConfig
 from finetune.distributed.outer import outer_launch
-from finetune.errors import RunFailed
+from finetune.errors import RunFailed, refuse
 from finetune.paths import RunDir
+from finetune.planner.answer import Planned, answer
+from finetune.planner.record import as_record
+from finetune.report.plan_text import COLUMNS, cells, plan_lines, told_lines
 from finetune.report.record import read_report
 from finetune.training.start import check_run
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
+
+
+class PlanView:
+    """A plan to look at: text in a terminal, a table in a notebook."""
+
+    def __init__(self, planned: Planned) -> None:
+        self._planned = planned
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What `finetune plan --json` prints."""
+        return as_record(self._planned.plan, self._planned.config)
+
+    @property
+    def fits(self) -> bool:
+        return self._planned.plan.fits
+
+    @property
+    def table(self) -> pandas.DataFrame:
+        """One row for each strategy, the one that is taken first."""
+        import pandas
+
+        plan = self._planned.plan
+        return pandas.DataFrame([cells(option, plan) for option in plan.options], columns=list(COLUMNS))
+
+    def __repr__(self) -> str:
+        return plan_lines(self._planned.plan, self._planned.config)
+
+    def _repr_html_(self) -> str:
+        told = "<br>".join(html.escape(line) for line in told_lines(self._planned.plan, self._planned.config))
+        return f"{self.table.to_html(index=False)}<p>{told}</p>"
 
 
 class Run:
@@ -70,6 +105,20 @@ class Run:
 def load_config(*overrides: str) -> RunConfig:
     """Compose a config as the command line does, without checking it against this machine."""
     return compose(list(overrides)).config
+
+
+def plan(*overrides: str) -> PlanView:
+    """Does it fit, under which strategy, how fast: what `finetune plan` answers, for one machine.
+
+    Raises:
+        Refusal: the config or the machine is wrong, or several machines were named.
+    """
+    planned = answer(list(overrides))
+    if len(planned) > 1:
+        raise refuse(
+            "hardware=[...]", "one plan is one machine", "Call plan once for each.", subject="the machine"
+        )
+    return PlanView(planned[0])
 
 
 def train(*overrides: str, say: Callable[[str], None] = print) -> Run:

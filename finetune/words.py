@@ -10,10 +10,10 @@ from finetune.errors import UserError
 VERBS = {
     "train": "compose, check, prepare data, launch, train, save, verify, report (the default verb)",
     "prepare": "data only: load, check, tokenise, mask, pack, cache, show what is learnt",
+    "plan": "does it fit, under which strategy, how fast, at what cost: for this machine or hardware=NAME",
     "merge": "a run's model, or an adapter on its base -> one standalone model folder, verified",
 }
 NOT_BUILT = {
-    "plan": "does it fit: memory, traffic, time, cost",
     "doctor": "checks this machine for the recipe",
     "rehearse": "the same run with a shrunken model on CPU processes",
     "fetch": "brings model and data of a recipe here",
@@ -46,17 +46,17 @@ EXAMPLES = """\
 examples:
   python -m finetune recipe=tiny_lora
   python -m finetune recipe=qwen8b_full distributed=zero3
+  python -m finetune plan recipe=qwen8b_full hardware=4x_a100_80gb
   python -m finetune recipe=qwen8b_lora data.train='[{path: rows.jsonl}]' trainer.max_steps=100
   python -m finetune recipe=tiny_lora distributed=fsdp launch.device=cpu launch.num_processes=2
 
-keys: recipe model adapter data trainer distributed tracking choose a file of conf/ or recipes/ (recipe=NAME
+keys: recipe model adapter data trainer distributed hardware tracking choose a file of conf/ or recipes/ (recipe=NAME
 or a path);
       model.* adapter.* data.* trainer.* (trl's SFTConfig) distributed.* launch.* checkpoint.* tracking.*
       output_dir run_name seed set single values. Each is documented in finetune/config/schema.py; a wrong one
       names the nearest.
-exit: 0 done, 1 the run failed, 2 something to change (told in one message), 130/143/138 stopped by
-SIGINT/SIGTERM/SIGUSR1
-      after a checkpoint was saved"""
+exit: 0 done, 1 the run failed, 2 something to change (told in one message), 3 plan says that it does not fit,
+      130/143/138 stopped by SIGINT/SIGTERM/SIGUSR1 after a checkpoint was saved"""
 
 MERGE = """\
 usage: python -m finetune merge RUN [model.name_or_path=DIR] [flags]

@@ -13,7 +13,6 @@ import pytest
 from tests.front_door import REPOSITORY, environment, finetune
 
 NOT_BUILT = [
-    "plan",
     "doctor",
     "rehearse",
     "fetch",
