@@ -50,11 +50,11 @@ examples:
   python -m finetune recipe=qwen8b_lora data.train='[{path: rows.jsonl}]' trainer.max_steps=100
   python -m finetune recipe=tiny_lora distributed=fsdp launch.device=cpu launch.num_processes=2
 
-keys: recipe model adapter data trainer distributed hardware tracking choose a file of conf/ or recipes/ (recipe=NAME
-or a path);
+keys: recipe model adapter data trainer distributed hardware tracking choose a file of conf/ or recipes/
+      (recipe=NAME or a path);
       model.* adapter.* data.* trainer.* (trl's SFTConfig) distributed.* launch.* checkpoint.* tracking.*
-      output_dir run_name seed set single values. Each is documented in finetune/config/schema.py; a wrong one
-      names the nearest.
+      hardware.* plan.* output_dir run_name seed set single values. Each is documented in
+      finetune/config/schema.py; a wrong one names the nearest.
 exit: 0 done, 1 the run failed, 2 something to change (told in one message), 3 plan says that it does not fit,
       130/143/138 stopped by SIGINT/SIGTERM/SIGUSR1 after a checkpoint was saved"""
 
