@@ -63,6 +63,9 @@ def check_run(overrides: list[str], outer: OuterLaunch | None = None) -> Checked
                 "Leave out the slash.",
             )
         )
+    if config.hardware.gpu is not None:
+        why = "a run takes place on this machine; another one can be planned for (`finetune plan`)"
+        problems.append(Problem(f"hardware={config.hardware.gpu}", why, "Leave the key out."))
     config = _named_by_its_address(config, problems)
     if outer is not None:
         config = _join(config, outer, problems)

@@ -154,6 +154,12 @@ def test_a_shape_that_contradicts_the_model_is_refused(tmp_path: Path) -> None:
     assert "model.shape.num_hidden_layers=3" in done.err
 
 
+def test_a_run_never_pretends_to_be_on_another_machine(tmp_path: Path) -> None:
+    done = finetune("recipe=tiny_lora", "hardware=8x_h200", "--dry-run", at=tmp_path)
+    assert done.code == 2
+    assert "hardware=h200: a run takes place on this machine" in done.err
+
+
 def test_every_recipe_has_a_plan() -> None:
     for name in recipe_files():
         (planned,) = answer([f"recipe={name}", "hardware=8x_h200"])
