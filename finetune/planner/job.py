@@ -63,17 +63,24 @@ class Job:
     @property
     def frozen_weights(self) -> float:
         """Bytes of the frozen weights."""
-        frozen = self.shape.parameters if self.adapter else 0
+        if self.adapter is None:
+            return self.shape.tower_parameters * self.frozen_bytes
+        whole = self.shape.parameters + self.shape.tower_parameters
+        return self.frozen_weights_of(whole, self.quantised_parameters)
+
+    def frozen_weights_of(self, parameters: int, matrices: int) -> float:
+        """Bytes of so many frozen parameters, `matrices` of them quantised where the run quantises."""
         if self.quantised_bytes is None:
-            return (frozen + self.shape.tower_parameters) * self.frozen_bytes
-        matrices = self.quantised_parameters
-        rest = frozen - matrices + self.shape.tower_parameters
-        return matrices * self.quantised_bytes + rest * (4 if self.stack.float32_rest else self.frozen_bytes)
+            return parameters * self.frozen_bytes
+        rest = 4 if self.stack.float32_rest else self.frozen_bytes
+        return matrices * self.quantised_bytes + (parameters - matrices) * rest
 
     @property
     def quantised_parameters(self) -> int:
-        """bitsandbytes replaces linear modules; stacked experts stay as they are."""
-        return self.shape.linear_parameters
+        """bitsandbytes replaces linear modules; experts that transformers stacks into one tensor are none."""
+        shape = self.shape
+        quantised = [lin for lin in shape.linears if lin.copies == 1 or self.stack.experts_in_turn]
+        return sum(linear.parameters for linear in quantised) * shape.num_hidden_layers
 
     @property
     def casts(self) -> bool:

@@ -71,9 +71,9 @@ def gathered_weights(place: Placement) -> Gathered:
         return Gathered(0.0, unpacked)
     layer, root = shape.layer_parameters * place.used_bytes, shape.embedding_parameters * place.used_bytes
     if job.adapter is not None:
-        matrices = sum(linear.parameters for linear in shape.linears)
-        rest = shape.layer_parameters - matrices
-        layer = matrices * (job.quantised_bytes or job.frozen_bytes) + rest * job.frozen_bytes
+        layer = job.frozen_weights_of(
+            shape.layer_parameters, job.quantised_parameters // shape.num_hidden_layers
+        )
         layer += job.trained / shape.num_hidden_layers * job.trained_bytes
         root = shape.embedding_parameters * job.frozen_bytes
     if place.traits.engine is Engine.deepspeed:
@@ -87,7 +87,8 @@ def _unpacked_matrix(place: Placement) -> float:
     """A quantised matrix is unpacked to be multiplied with."""
     if place.job.quantised_bytes is None:
         return 0.0
-    return max(linear.inputs * linear.outputs for linear in place.job.shape.linears) * place.job.compute_bytes
+    largest = max(linear.inputs * linear.outputs for linear in place.job.shape.linears)
+    return largest * place.job.compute_bytes
 
 
 def communication_buffers(place: Placement) -> float:

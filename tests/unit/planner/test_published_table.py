@@ -76,6 +76,16 @@ def test_bf16_weights_with_8bit_states_fit_where_float32_masters_do_not() -> Non
     assert model_states(placed(eight_bit, Strategy.single, 1)).total > 80e9
 
 
+def test_stacked_experts_are_not_quantised() -> None:
+    dense = replace(LORA, quantised_bytes=0.5)
+    mixture = replace(dense, shape=replace(EIGHT_B, num_experts=4, num_experts_per_tok=2, num_parameters=0))
+    attention = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
+    assert mixture.quantised_parameters == attention
+    rest = mixture.shape.parameters - attention
+    assert mixture.frozen_weights == attention * 0.5 + rest * 2
+    assert dense.quantised_parameters == EIGHT_B.linear_parameters
+
+
 @given(
     strategy=st.sampled_from(list(TRAITS)),
     job=st.sampled_from([FULL, LORA]),
