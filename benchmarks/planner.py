@@ -242,7 +242,9 @@ def placement(row: dict[str, str]) -> Placement:
     dropout = benchmark or eager_2023
     job = Job(
         shape=shape,
-        adapter=None if full else Adapter(r=rank, targets=_targets(row), dropout=dropout),
+        adapter=None
+        if full
+        else Adapter(r=rank, targets=_targets(row), dropout=dropout, dora="DoRA" in row["notes"]),
         trained_bytes=(4 if row["master_dtype"] == "fp32" else 2) if full else adapter_bytes,
         quantised_bytes=quantised,
         optimizer=EFFECTIVE.get(row["optimizer_effective"], ADAM),

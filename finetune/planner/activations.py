@@ -41,7 +41,7 @@ class Layer:
 
 def layer_activations(place: Placement) -> Layer:
     """The activations of one layer."""
-    kept = _norms(place) + _attention(place) + _mlp(place)
+    kept = _norms(place) + _attention(place) + _mlp(place) + _magnitudes(place)
     if place.job.recompute is Recompute.selective:
         kept = _selective(place.job)
     keeps_input = (
@@ -117,6 +117,15 @@ def _working(place: Placement) -> float:
         product = job.compute_bytes if _trains(place, "down_proj") and not job.stack.fused_mlp else 0
         widths = (3 if shape.gated else 2) * job.compute_bytes - product
     return widths * wide + place.hidden_bytes
+
+
+def _magnitudes(place: Placement) -> float:
+    """DoRA scales the results of base and adapter, so both are kept."""
+    job = place.job
+    if job.adapter is None or not job.adapter.dora:
+        return 0.0
+    outputs = sum(linear.outputs for linear in job.shape.linears if job.adapter.on(linear))
+    return 2.0 * job.compute_bytes * outputs
 
 
 def _inputs(place: Placement, names: tuple[str, ...]) -> float:

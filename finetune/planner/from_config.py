@@ -61,5 +61,6 @@ def adapter_of(adapter: AdapterConfig, shape: Shape) -> Adapter:
         targets=frozenset(named),
         experts=adapter.experts,
         dropout=adapter.lora_dropout > 0,
+        dora=adapter.use_dora,
         whole=shape.head_parameters * len(embeddings),
     )

@@ -19,6 +19,8 @@ class Adapter:
     experts: bool = False
     """Also on the experts' matrices."""
     dropout: bool = False
+    dora: bool = False
+    """Magnitude and direction are trained apart (arXiv:2402.09353)."""
     whole: int = 0
     """Parameters of modules that are trained in full beside it."""
 

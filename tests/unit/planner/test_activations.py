@@ -69,7 +69,13 @@ class LiveTensors(TorchDispatchMode):
 
 
 def kept_by_torch(
-    kind: Any, layers: int, rows: int, dtype: torch.dtype, autocast: bool, targets: tuple[str, ...]
+    kind: Any,
+    layers: int,
+    rows: int,
+    dtype: torch.dtype,
+    autocast: bool,
+    targets: tuple[str, ...],
+    dora: bool = False,
 ) -> int:
     """Bytes alive behind the forward pass of the decoder, its weights aside."""
     sizes: dict[str, Any] = {"moe_intermediate_size": WIDE, "num_experts": 4, "num_experts_per_tok": 2}
@@ -87,7 +93,9 @@ def kept_by_torch(
     )
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PER_DOCUMENT)
     if targets:
-        model = get_peft_model(model, LoraConfig(r=1, target_modules=list(targets), task_type="CAUSAL_LM"))
+        model = get_peft_model(
+            model, LoraConfig(r=1, target_modules=list(targets), use_dora=dora, task_type="CAUSAL_LM")
+        )
     tokens, borders = torch.zeros(1, rows, dtype=torch.long), torch.tensor([0, rows], dtype=torch.int32)
     positions = torch.arange(rows)[None]
     live = LiveTensors()
@@ -119,17 +127,36 @@ CASES = [
 def test_a_layer_keeps_what_is_planned(
     kind: Any, dtype: torch.dtype, autocast: bool, targets: tuple[str, ...]
 ) -> None:
+    seen = of_a_layer(kind, dtype, autocast, targets)
+    assert planned(kind, dtype, autocast, targets) == pytest.approx(seen, rel=0.03)
+
+
+def test_dora_keeps_both_results() -> None:
+    case = (LlamaConfig, torch.bfloat16, True, EVERYWHERE)
+    assert planned(*case, dora=True) == pytest.approx(of_a_layer(*case, dora=True), rel=0.03)
+    assert planned(*case, dora=True) > 1.5 * planned(*case)
+
+
+def of_a_layer(
+    kind: Any, dtype: torch.dtype, autocast: bool, targets: tuple[str, ...], dora: bool = False
+) -> float:
+    """Bytes for each token that torch keeps of one layer: what grows with both layers and rows."""
     seen = {
-        (layers, rows): kept_by_torch(kind, layers, rows, dtype, autocast, targets)
+        (layers, rows): kept_by_torch(kind, layers, rows, dtype, autocast, targets, dora)
         for layers in (1, 3)
         for rows in (ROWS, 2 * ROWS)
     }
     longer, shorter = (seen[3, rows] - seen[1, rows] for rows in (2 * ROWS, ROWS))
-    of_a_layer = (longer - shorter) / 2 / ROWS
+    return (longer - shorter) / 2 / ROWS
+
+
+def planned(
+    kind: Any, dtype: torch.dtype, autocast: bool, targets: tuple[str, ...], dora: bool = False
+) -> float:
     held = 4 if dtype is torch.float32 else 2
     job = Job(
         shape=SHAPES[kind],
-        adapter=Adapter(r=1, targets=frozenset(targets)) if targets else None,
+        adapter=Adapter(r=1, targets=frozenset(targets), dora=dora) if targets else None,
         trained_bytes=4 if targets else held,
         frozen_bytes=held,
         compute_bytes=2 if autocast else held,
@@ -138,5 +165,4 @@ def test_a_layer_keeps_what_is_planned(
         row_tokens=ROWS,
         recompute=Recompute.none,
     )
-    planned = layer_activations(Placement(job, TRAITS[Strategy.single], 1)).carried(Recompute.none)
-    assert planned == pytest.approx(of_a_layer, rel=0.03)
+    return layer_activations(Placement(job, TRAITS[Strategy.single], 1)).carried(Recompute.none)
