@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
+from functools import cache
 
 import psutil
 import yaml
@@ -74,6 +75,7 @@ class Machine:
         )
 
 
+@cache
 def catalogue() -> dict[str, HardwareConfig]:
     """The cards of conf/hardware by name."""
     found = {}

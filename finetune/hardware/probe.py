@@ -41,9 +41,7 @@ class Driver:
 
 def probe_devices() -> Devices:
     """The devices of this machine, those hidden by CUDA_VISIBLE_DEVICES left out."""
-    driver = read_driver()
-    cards = visible_cards(driver.cards, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    unusable = why_unusable(torch_cuda_version(), driver.cuda_major) if cards else ""
+    cards, unusable = _cards_in_sight()
     usable = () if unusable else cards
     return Devices(
         gpus=len(usable),
@@ -57,9 +55,15 @@ def probe_devices() -> Devices:
 
 def usable_cards() -> tuple[Card, ...]:
     """The cards of this machine that the installed torch can use."""
+    cards, unusable = _cards_in_sight()
+    return () if unusable else cards
+
+
+def _cards_in_sight() -> tuple[tuple[Card, ...], str]:
+    """The cards that CUDA_VISIBLE_DEVICES leaves, and why torch cannot use them; empty when it can."""
     driver = read_driver()
     cards = visible_cards(driver.cards, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return () if cards and why_unusable(torch_cuda_version(), driver.cuda_major) else cards
+    return cards, why_unusable(torch_cuda_version(), driver.cuda_major) if cards else ""
 
 
 def visible_cards(cards: tuple[Card, ...], visible: str | None) -> tuple[Card, ...]:

@@ -10,7 +10,7 @@ from finetune.config.machine import HardwareConfig
 from finetune.config.schema import Method, RunConfig, Strategy
 from finetune.errors import Refusal
 from finetune.hardware.machine import Machine, catalogue, machine_of
-from finetune.planner.plan import Plan, make_plan
+from finetune.planner.plan import Plan, make_plan, with_strategy
 from finetune.planner.shape import Shape
 
 CONFIGS, MACHINES = 4, 3
@@ -55,9 +55,8 @@ def _line(
 
 
 def _fitting(config: RunConfig, machine: Machine, shape: Shape, given: Mapping[str, str]) -> Plan | None:
-    config = replace(config, distributed=replace(config.distributed, strategy=Strategy.auto))
     try:
-        plan = make_plan(config, machine, shape, given)
+        plan = make_plan(with_strategy(config, Strategy.auto), machine, shape, given)
     except Refusal:
         return None
     return plan if plan.fits else None

@@ -50,8 +50,6 @@ class Job:
     """Of a micro batch on one device."""
     row_tokens: int
     """Of its longest row."""
-    supervised: float = 1.0
-    """Share of the tokens that the loss is computed on."""
     recompute: Recompute
     accumulates: bool = False
     """Several micro batches make a step: gradients are there while the next one runs."""

@@ -171,11 +171,10 @@ def _logits(place: Placement) -> float:
     job, shape = place.job, place.job.shape
     if job.stack.logit_bytes is not None:
         return job.stack.logit_bytes * shape.vocab_size * job.tokens
-    supervised = job.tokens * job.supervised
-    tile = min(supervised, TILE_TOKENS) * TILE_VOCABULARY * job.compute_bytes
+    tile = min(job.tokens, TILE_TOKENS) * TILE_VOCABULARY * job.compute_bytes
     rows = min(TILE_VOCABULARY, shape.vocab_size) * shape.hidden_size * job.compute_bytes * job.casts
     head = 4 * shape.head_parameters if job.adapter is None else 0.0
-    return tile + rows + head + supervised * (4 * shape.hidden_size + place.hidden_bytes)
+    return tile + rows + head + job.tokens * (4 * shape.hidden_size + place.hidden_bytes)
 
 
 def _last_hidden(place: Placement) -> float:

@@ -27,11 +27,6 @@ class Placement:
         return 0.0 if what in self.traits.offloads else self.share(what)
 
     @property
-    def on_device_gradients(self) -> float:
-        """Gradients lie where the optimizer works."""
-        return 0.0 if "weights" in self.traits.offloads else self.share("gradients")
-
-    @property
     def casts_weights(self) -> bool:
         """FSDP2 gathers weights in the compute precision, DeepSpeed holds them in it; the others compute
         under autocast from the weights as they are.

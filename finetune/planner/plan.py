@@ -91,7 +91,9 @@ def make_plan(
     refused: dict[Strategy, str] = {}
     for strategy in TRAITS:
         try:
-            facts = resolve(_with(config, strategy), devices=machine.devices, given=given, subject=subject)
+            facts = resolve(
+                with_strategy(config, strategy), devices=machine.devices, given=given, subject=subject
+            )
         except Refusal as refusal:
             if strategy is asked:
                 raise
@@ -140,7 +142,7 @@ def option_of(config: RunConfig, facts: RunFacts, machine: Machine, shape: Shape
     )
 
 
-def _with(config: RunConfig, strategy: Strategy) -> RunConfig:
+def with_strategy(config: RunConfig, strategy: Strategy) -> RunConfig:
     return replace(config, distributed=replace(config.distributed, strategy=strategy))
 
 

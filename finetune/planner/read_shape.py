@@ -119,17 +119,13 @@ def _shape(sizes: dict[str, Any]) -> Shape:
         num_experts_per_tok=sizes.get("num_experts_per_tok") or (1 if experts else 0),
         shared_intermediate_size=sizes.get("shared_expert_intermediate_size") or 0,
         sliding_window=sizes.get("sliding_window") if windowed else None,
-        gated=not _is_one_of(kind, UNGATED),
+        gated=kind not in UNGATED,
         norms=Norms.sandwich
         if kind.startswith(SANDWICH)
         else Norms.layer
-        if _is_one_of(kind, LAYER_NORM)
+        if kind in LAYER_NORM
         else Norms.pre,
         normed_heads=kind.startswith(NORMED_HEADS),
         num_parameters=sizes.get("num_parameters") or 0,
         tower_parameters=sizes.get("tower_parameters") or 0,
     )
-
-
-def _is_one_of(kind: str, families: tuple[str, ...]) -> bool:
-    return kind in families

@@ -55,8 +55,6 @@ class Stack:
     """Re-entrant recomputation holds the output of the layer that is run again."""
     extra_kept: float = 0.0
     """Further bytes for each entry of the hidden state that a layer kept: measured, not explained."""
-    no_buckets: bool = False
-    """Gradients are reduced without DDP's buckets (FSDP's NO_SHARD)."""
     fsdp: int = 2
     """1: the old FullyShardedDataParallel, which keeps embedding and head gathered, and one gradient of the
     input for each frozen layer until the backward pass ends."""
