@@ -120,15 +120,15 @@ def test_a_run_leaves_what_the_contract_names(tmp_path: Path) -> None:
 
 
 def test_evaluation_keeps_no_logits(tmp_path: Path) -> None:
-    """Memory does not grow with the rows: their logits would take 400 MB here."""
+    """Memory does not grow with the rows: the logits of 160 more would take 800 MB here."""
     shutil.copytree(TINY, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
     wide = {**SIZES, "vocab_size": 32_000, "max_position_embeddings": 512}
     Qwen3ForCausalLM(Qwen3Config(**wide)).save_pretrained(tmp_path / "model")
     words = [f"model.name_or_path={tmp_path / 'model'}", "trainer.eval_on_start=true", "data.train.0.limit=4"]
     words += ["recipe=tiny_full", "trainer.max_steps=1", "trainer.per_device_eval_batch_size=1"]
     rows = REPOSITORY / "finetune" / "embedded" / "behaviour.jsonl"
-    cases = {f"{n}": [*words, f"data.eval=[{{path: {rows}, limit: {n}}}]"] for n in (4, 84)}
+    cases = {f"{n}": [*words, f"data.eval=[{{path: {rows}, limit: {n}}}]"] for n in (84, 244)}
     outcomes = in_world(cases, 1, tmp_path)
     few, many = (outcomes[name].report["memory"]["measured_bytes"][0]["resident"] for name in cases)
     assert outcomes["84"].report["eval_loss"] > 0
-    assert many - few < 100_000_000
+    assert many - few < 300_000_000
