@@ -56,6 +56,12 @@ class Refusal(UserError):
         )  # a process that prepares data sends it to its parent
 
 
+class DoesNotFit(Refusal):
+    """The plan says that the run does not fit on this machine."""
+
+    exit_code = CHECK_SAID_NO
+
+
 def refuse(where: str, why: str, fix: str = "", *, subject: str) -> Refusal:
     """Build the refusal for a single problem; the caller raises it."""
     return Refusal([Problem(where, why, fix)], subject)

@@ -10,7 +10,7 @@ import sys
 from finetune.errors import CHECK_SAID_NO, UserError
 from finetune.planner.answer import answer
 from finetune.planner.record import as_record
-from finetune.report.plan_text import plan_lines
+from finetune.report.plan_text import plan_lines, side_by_side
 from finetune.words import Words
 
 
@@ -26,5 +26,7 @@ def main(words: Words) -> int:
         colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         columns = max(shutil.get_terminal_size().columns, 80)
         texts = [plan_lines(one.plan, one.config, columns, colour) for one in planned]
+        if len(planned) > 1:
+            texts.append(side_by_side([(one.plan, one.config) for one in planned], columns))
         print("\n\n".join([*planned[0].composed.notes, *texts]))
     return 0 if all(one.plan.fits for one in planned) else CHECK_SAID_NO

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune.config.schema import ScaleLearningRate
+from finetune.config.trainer_fields import AUTO
 from finetune.errors import Problem
 
 
@@ -43,6 +44,9 @@ def resolve_batch(trainer: Any, processes: int, problems: list[Problem]) -> Batc
     """Accumulation from `global_batch_size`, or as set; one that does not divide is a problem."""
     per_device = trainer.per_device_train_batch_size
     wanted, accumulation = trainer.global_batch_size, trainer.gradient_accumulation_steps
+    if per_device == AUTO:  # the planner settles it; what is learnt from is the global batch
+        problems += _without_size(wanted, accumulation)
+        per_device, accumulation = 1, None
     one_pass = per_device * processes
     if min(per_device, processes, wanted or 1, accumulation or 1) < 1:
         return Batch(1, 1, max(processes, 1))  # told as a problem of the value's range
@@ -93,6 +97,18 @@ def resolve_learning_rate(trainer: Any, batch: Batch, problems: list[Problem]) -
         advice = f"{advice}; " if advice else ""
         advice += "a scaled-up learning rate wants warm-up: trainer.warmup_steps=0.03"
     return LearningRate(value, f"learning rate {value:g} = {trainer.learning_rate:g} x {term}", advice)
+
+
+def _without_size(wanted: int | None, accumulation: int | None) -> list[Problem]:
+    """What keeps a micro batch from being chosen by what fits."""
+    where = f"trainer.per_device_train_batch_size={AUTO}"
+    if wanted is None:
+        why = "the rows of an optimizer step must not depend on the memory of a card"
+        return [Problem(where, why, "Set trainer.global_batch_size.")]
+    if accumulation is not None:
+        why = f"trainer.gradient_accumulation_steps={accumulation} would decide the size"
+        return [Problem(where, why, "Leave gradient_accumulation_steps out.")]
+    return []
 
 
 def _not_divisible(wanted: int, per_device: int, processes: int) -> Problem:

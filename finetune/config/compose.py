@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import Any, cast
 
@@ -82,6 +83,7 @@ def compose(overrides: list[str], *, problems: list[Problem] | None = None) -> C
         else:
             found.append(Problem(f"{'.'.join(path)} ({COMMAND_LINE})", "there is no such item in the list"))
     notes = [*(n for r in recipes for n in r.notes), *checker.notes, *_drop_eval(values, provenance, picked)]
+    notes += _drop_shape(values, provenance)
     choices["recipe"] = "+".join(r.name for r in recipes) or None
     config = _typed(values, found)
     found += _secrets_of_interpolations(asdict(config))
@@ -190,6 +192,21 @@ def _drop_eval(values: dict[str, Any], provenance: dict[str, str], picked: dict[
     values["data"]["eval"] = []
     key = "data.train" if "data.train" in given else "data"
     return [f"{key} set on the command line: the recipe's data.eval is dropped"]
+
+
+def _drop_shape(values: dict[str, Any], provenance: dict[str, str]) -> list[str]:
+    """Sizes of one model do not belong to another one that is named over it; a recipe that names both is
+    taken at its word.
+    """
+    given = {key for key, origin in provenance.items() if origin == COMMAND_LINE}
+    shape = values["model"]["shape"]
+    others = [key for key, size in _leaves(shape).items() if size and f"model.shape.{key}" not in given]
+    if "model.name_or_path" not in given or not others:
+        return []
+    for key in others:
+        *parents, name = key.split(".")
+        del reduce(dict.__getitem__, parents, shape)[name]
+    return ["model.name_or_path is set: the sizes of the model it replaces are dropped"]
 
 
 def _typed(values: dict[str, Any], found: list[Problem]) -> RunConfig:

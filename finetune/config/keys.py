@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from finetune.config.schema import OwnTrainerFields, RunConfig
 from finetune.config.suggest import nearest_key
-from finetune.config.trainer_fields import trainer_class, trainer_fields
+from finetune.config.trainer_fields import OR_AUTO, trainer_class, trainer_fields
 from finetune.config.trainer_keys import OWNED_ELSEWHERE
 from finetune.secrets import TELLING, secret_in
 
@@ -51,6 +51,8 @@ class Key:
 
     type: Any
     choices: tuple[str, ...] = ()
+    or_auto: bool = False
+    """Whether the only text it takes is `auto`."""
 
 
 @cache
@@ -66,7 +68,7 @@ def members(cls: type) -> dict[str, Key]:
     """The keys directly under a dataclass of the schema."""
     hints = get_type_hints(cls)
     choices = {n: f.choices for n, f in trainer_fields().items()} if issubclass(cls, OwnTrainerFields) else {}
-    return {f.name: Key(hints[f.name], choices.get(f.name, ())) for f in fields(cls)}
+    return {f.name: Key(hints[f.name], choices.get(f.name, ()), f.name in OR_AUTO) for f in fields(cls)}
 
 
 @cache

@@ -48,5 +48,7 @@ class HardwareConfig:
 class PlanConfig:
     """What is done with the forecast."""
 
+    enforce: bool = True
+    """`train` refuses (exit 3) what the forecast's upper bound says does not fit; false: it goes on."""
     margin: float = 0.0
     """Share of each card's memory to leave free beyond the forecast's own upper bound."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from math import inf
 from typing import Any
 
 from finetune.config.schema import RunConfig
+from finetune.config.trainer_fields import AUTO
 from finetune.config.values import written
 from finetune.errors import Problem
 
@@ -14,6 +16,8 @@ Test = Callable[[Any], bool]
 
 POSITIVE: tuple[Test, str] = (lambda v: v > 0, "greater than 0")
 NOT_NEGATIVE: tuple[Test, str] = (lambda v: v >= 0, "0 or greater")
+FINITE: tuple[Test, str] = (lambda v: 0 < v < inf, "greater than 0, and finite")
+FROM_ZERO: tuple[Test, str] = (lambda v: 0 <= v < inf, "0 or greater, and finite")
 SHARE: tuple[Test, str] = (lambda v: 0 <= v <= 1, "between 0 and 1")
 BELOW_ONE: tuple[Test, str] = (lambda v: 0 <= v < 1, "at least 0 and below 1")
 
@@ -67,6 +71,10 @@ RANGES: dict[str, tuple[Test, str]] = {
     ),
     "checkpoint.early_stopping_patience": POSITIVE,
     "checkpoint.early_stopping_threshold": NOT_NEGATIVE,
+    **{f"hardware.{name}": FINITE for name in ("num_gpus", "host_memory_gb", "memory_mib", "network_gbit_s")},
+    **{f"hardware.{name}": FINITE for name in ("matmul_tflops", "memory_gb_s", "link_gb_s")},
+    **{f"hardware.{name}": FROM_ZERO for name in ("reserved_mib", "price_per_hour", "minimum_minutes")},
+    "plan.margin": BELOW_ONE,
 }
 
 
@@ -74,8 +82,8 @@ def out_of_range(config: RunConfig) -> list[Problem]:
     """Every value that its key cannot hold; null is told apart by the types."""
     found = []
     for key, (test, expected) in RANGES.items():
-        value = reduce(getattr, key.split("."), config)
-        if value is not None and not test(value):
+        value: Any = reduce(getattr, key.split("."), config)
+        if value not in (None, AUTO) and not test(value):
             found.append(Problem(f"{key}={written(value)}", f"must be {expected}"))
     for name in ("train", "eval"):
         for position, source in enumerate(getattr(config.data, name)):

@@ -288,7 +288,8 @@ class DistributedConfig:
     """How weights, gradients and optimizer states are spread; one file of `conf/distributed` each."""
 
     strategy: Strategy = Strategy.auto
-    """`auto`: `single` on one device, else `ddp`."""
+    """`auto`: the fastest that fits, by the planner (where it knows too little: `single` on one device, else
+    `ddp`)."""
     reshard_after_forward: bool = True
     """fsdp: free gathered weights after the forward pass; false keeps them (faster, memory like ZeRO-2)."""
 

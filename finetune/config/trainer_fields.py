@@ -28,6 +28,10 @@ SCALARS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str
 CHOSEN_WHEN_UNSET = ("gradient_accumulation_steps", "bf16", "fp16")
 """Fields whose upstream default would hide whether somebody asked for them; null: chosen from other keys."""
 
+AUTO = "auto"
+OR_AUTO = ("per_device_train_batch_size", "activation_checkpointing")
+"""Fields that also take `auto`: the planner chooses what fits."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainerField:
@@ -110,7 +114,7 @@ def _class_fields(body: ast.ClassDef, enums: dict[str, tuple[str, ...]]) -> Iter
         parts = [ast.unparse(p) for p in _alternatives(node.annotation)]
         default = None if name in CHOSEN_WHEN_UNSET else _literal(arguments.get("default"))
         default = float(default) if parts == ["float"] and default is not None else default
-        kind = _omegaconf_type(parts, optional=default is None)
+        kind = _omegaconf_type([*parts, *["str"] * (name in OR_AUTO)], optional=default is None)
         choices = next((enums[p] for p in parts if p in enums), _choices(arguments.get("metadata")))
         yield TrainerField(name, ast.unparse(node.annotation), kind, default, choices)
 

@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin
 from finetune.config.keys import Key, explain_unknown, find_key, instead_of_secret, strip_optional, why_secret
 from finetune.config.schema import SourceConfig
 from finetune.config.suggest import nearest
+from finetune.config.trainer_fields import AUTO
 from finetune.config.trainer_keys import ALIASES
 from finetune.errors import Problem
 from finetune.secrets import MASK, masked
@@ -128,6 +129,8 @@ def convert(key: Key, value: Any) -> Any:
     """`value` as the type of its key, or `WrongValue`. Interpolations are left for later."""
     if isinstance(value, str) and "${" in value:
         return value
+    if key.or_auto:
+        return value if value == AUTO else _number_or_truth(key.type, value)
     converted = _convert(key.type, value)
     if key.choices and converted is not None and converted not in key.choices:
         close = nearest(str(value), key.choices)
@@ -136,6 +139,15 @@ def convert(key: Key, value: Any) -> Any:
         )
         raise WrongValue(f"one of {', '.join(few)}", f"Did you mean {close}?" if close else "")
     return converted
+
+
+def _number_or_truth(kind: Any, value: Any) -> Any:
+    """A value of a key whose only text is `auto`."""
+    bare = next(member for member in get_args(kind) if member is not str)
+    try:
+        return _convert(bare, value)
+    except WrongValue as wrong:
+        raise WrongValue(f"{wrong}, or {AUTO}", wrong.fix) from None
 
 
 def written(value: Any) -> str:

@@ -6,14 +6,15 @@ import os
 from dataclasses import dataclass, fields
 from functools import cache
 
-import psutil
 import yaml
 
 from finetune.config.devices import Devices
 from finetune.config.machine import HardwareConfig
+from finetune.config.schema import Device
 from finetune.errors import Problem, Refusal
+from finetune.hardware.memory import total_bytes
 from finetune.hardware.probe import Card as DriverCard
-from finetune.hardware.probe import usable_cards
+from finetune.hardware.probe import probe_devices, usable_cards
 from finetune.paths import assets
 
 MIB, GB = 2**20, 10**9
@@ -44,7 +45,6 @@ class Machine:
     usable_bytes: int
     """Of each card, for torch: what the driver keeps and a process's own context are gone."""
     total_bytes: int
-    bf16: bool
     capability: float
     flops: float
     """Of dense matrix products, each second."""
@@ -60,19 +60,11 @@ class Machine:
     price_per_hour: float | None
     currency: str
     minimum_minutes: float
+    devices: Devices
+    """As the rules for configs see it."""
+    host_assumed: bool = False
+    """Nobody has said how much RAM there is."""
     notes: tuple[str, ...] = ()
-
-    @property
-    def devices(self) -> Devices:
-        """As the rules for configs see it."""
-        name = (self.gpu or "",) * self.num_gpus if self.gpu else ()
-        return Devices(
-            gpus=self.num_gpus if self.gpu else 0,
-            gpu_names=name,
-            bf16=self.bf16 and self.gpu is not None,
-            driver_gpus=self.num_gpus if self.gpu else 0,
-            cpu_cores=os.cpu_count() or 1,
-        )
 
 
 @cache
@@ -86,35 +78,47 @@ def catalogue() -> dict[str, HardwareConfig]:
     return found
 
 
-def machine_of(config: HardwareConfig, num_machines: int = 1) -> Machine:
-    """The machine that a config means.
+class UnknownCard(Refusal):
+    """A card whose sizes are neither in conf/hardware nor told by its driver."""
+
+
+def machine_of(config: HardwareConfig, num_machines: int = 1, device: Device = Device.auto) -> Machine:
+    """The machine that a config means; `device` is where its runs take place (`launch.device`).
 
     Raises:
-        Refusal: a card without sizes, or a link that is not known.
+        UnknownCard: a card without sizes.
+        Refusal: a link that is not known.
     """
     notes: tuple[str, ...] = ()
+    devices = None
     if config.gpu is None:
-        cards = usable_cards()
-        if not cards:
-            return _cpu(config, num_machines)
+        cards, found = usable_cards(), probe_devices()
+        if not cards or device is Device.cpu:
+            return _cpu(config, num_machines, found)
+        devices = found if config.num_gpus is None else None
         described, notes = _described(cards)
         config = _over(described, config, len(cards))
     missing = [name for name in NEEDED if getattr(config, name) is None]
-    problems = [
-        Problem(f"hardware.{name}", f"{config.gpu} is not in conf/hardware, so it has to be set")
-        for name in missing
-    ]
+    if missing:
+        why = f"of {config.name or config.gpu} it is not known, so it has to be set"
+        raise UnknownCard([Problem(f"hardware.{name}", why) for name in missing], "the machine")
     if config.link is not None and config.link not in LINKS:
-        problems.append(Problem(f"hardware.link={config.link}", f"expected one of {', '.join(LINKS)}"))
-    if problems:
-        raise Refusal(problems, "the machine")
-    return _machine(config, num_machines, notes)
+        why = f"expected one of {', '.join(LINKS)}"
+        raise Refusal([Problem(f"hardware.link={config.link}", why)], "the machine")
+    return _machine(config, num_machines, devices or _as_found(config), notes)
 
 
 NEEDED = ("memory_mib", "matmul_tflops", "memory_gb_s")
 
 
-def _machine(config: HardwareConfig, num_machines: int, notes: tuple[str, ...]) -> Machine:
+def _as_found(config: HardwareConfig) -> Devices:
+    """What a probe would find there."""
+    count = config.num_gpus or 1
+    names = (config.gpu or "",) * count
+    return Devices(count, names, bool(config.bf16), driver_gpus=count, cpu_cores=os.cpu_count() or 1)
+
+
+def _machine(config: HardwareConfig, num_machines: int, devices: Devices, notes: tuple[str, ...]) -> Machine:
     known = catalogue().get(config.gpu or "")
     count = config.num_gpus or 1
     link = config.link or "pcie4"
@@ -132,7 +136,6 @@ def _machine(config: HardwareConfig, num_machines: int, notes: tuple[str, ...]) 
         num_machines=num_machines,
         usable_bytes=total - outside,
         total_bytes=total,
-        bf16=bool(config.bf16),
         capability=float(config.capability or 8.0),
         flops=(config.matmul_tflops or 0) * 1e12,
         memory_bytes_s=(config.memory_gb_s or 0) * GB,
@@ -144,6 +147,8 @@ def _machine(config: HardwareConfig, num_machines: int, notes: tuple[str, ...]) 
         price_per_hour=config.price_per_hour,
         currency=config.currency,
         minimum_minutes=config.minimum_minutes,
+        devices=devices,
+        host_assumed=not config.host_memory_gb,
         notes=notes,
     )
 
@@ -161,8 +166,8 @@ def _described(cards: tuple[DriverCard, ...]) -> tuple[HardwareConfig, tuple[str
     if named:  # the longest name: a card may be called like another one with more behind it
         return max(named, key=lambda entry: len(entry.name or "")), ()
     note = f"{smallest.name} is not in conf/hardware: its speed and link are guesses, its memory is not"
-    guess = _over(UNKNOWN, HardwareConfig(memory_mib=smallest.memory_bytes // MIB), len(cards))
-    guess.bf16 = smallest.capability >= 8
+    guess = _over(UNKNOWN, HardwareConfig(memory_mib=smallest.memory_bytes // MIB or None), len(cards))
+    guess.bf16, guess.capability = smallest.capability >= 8, f"{smallest.capability}.0"
     return guess, (note,)
 
 
@@ -175,14 +180,14 @@ def _over(entry: HardwareConfig, config: HardwareConfig, count: int) -> Hardware
         if getattr(config, f.name) != getattr(defaults, f.name)
     }
     kept = {f.name: getattr(entry, f.name) for f in fields(HardwareConfig)}
-    host = psutil.virtual_memory().total / GB
+    host = total_bytes() / GB
     return HardwareConfig(**{**kept, "num_gpus": count, "host_memory_gb": host, **changed})
 
 
-def _cpu(config: HardwareConfig, num_machines: int) -> Machine:
-    """No card: the CPU computes, and processes share its memory."""
-    host = int(config.host_memory_gb * GB) if config.host_memory_gb else psutil.virtual_memory().total
-    cores = os.cpu_count() or 1
+def _cpu(config: HardwareConfig, num_machines: int, devices: Devices) -> Machine:
+    """The CPU computes, and processes share its memory."""
+    host = int(config.host_memory_gb * GB) if config.host_memory_gb else total_bytes()
+    cores = devices.cpu_cores
     return Machine(
         label=f"the CPU ({cores} core{'s' * (cores > 1)})",
         gpu=None,
@@ -190,7 +195,6 @@ def _cpu(config: HardwareConfig, num_machines: int) -> Machine:
         num_machines=num_machines,
         usable_bytes=host,
         total_bytes=host,
-        bf16=False,
         capability=0,
         flops=cores * 40e9,  # float32 with AVX2, about half of the peak at 3 GHz
         memory_bytes_s=20 * GB,
@@ -202,4 +206,5 @@ def _cpu(config: HardwareConfig, num_machines: int) -> Machine:
         price_per_hour=config.price_per_hour,
         currency=config.currency,
         minimum_minutes=config.minimum_minutes,
+        devices=devices,
     )

@@ -13,6 +13,17 @@ CONTAINER = (
 """Limit and use, as version 2 and version 1 of cgroups tell them inside a container."""
 
 
+def total_bytes() -> int:
+    """The host's RAM, or the container's limit where that is less."""
+    total = int(psutil.virtual_memory().total)
+    for limit, _ in CONTAINER:
+        try:
+            total = min(total, int(Path(limit).read_text()))
+        except (OSError, ValueError):
+            continue
+    return total
+
+
 def free_bytes() -> int:
     """Bytes that can be taken without another process or the kernel in the way."""
     free = int(psutil.virtual_memory().available)

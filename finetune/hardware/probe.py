@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -77,8 +77,10 @@ def visible_cards(cards: tuple[Card, ...], visible: str | None) -> tuple[Card, .
             found.append(cards[int(entry)])
         elif by_uuid:
             found.append(by_uuid[0])
-        elif entry.startswith("MIG-") and cards:
-            found.append(cards[0])
+        elif (
+            entry.startswith("MIG-") and cards
+        ):  # a slice of a card: the driver tells the memory of the whole
+            found.append(replace(cards[0], memory_bytes=0))
         else:
             break
     return tuple(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from finetune import hub
 from finetune.config.schema import ModelConfig
@@ -13,12 +12,29 @@ NEEDED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py"]
 """Weights are taken as safetensors alone; a GGUF file is named by `model.gguf_file`."""
 
 
+def fetch_config(model: ModelConfig) -> bool:
+    """Download a hub model's config.json alone; whether it came (`fetch_model` says what is wrong)."""
+    name = model.name_or_path
+    if os.path.exists(os.path.expanduser(name)) or not hub.ID.fullmatch(name):
+        return False
+    if hub.cached(name, model.revision) or not hub.reachable():
+        return False
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        hf_hub_download(name, "config.json", revision=model.revision)
+    except (HfHubHTTPError, OSError):
+        return False
+    return True
+
+
 def fetch_model(model: ModelConfig) -> None:
     """Download what is missing of a hub model, or say in one message why it cannot be had.
 
     Where the hub is out of reach the workers are told to read the cache alone, instead of asking for minutes.
     """
-    if Path(model.name_or_path).expanduser().exists():
+    if os.path.exists(os.path.expanduser(model.name_or_path)):
         return
     if not hub.reachable():
         os.environ["HF_HUB_OFFLINE"] = "1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from finetune.config.compose import Composed, compose
+from finetune.config.ranges import out_of_range
 from finetune.config.schema import Device, RunConfig
 from finetune.errors import Problem, Refusal, UserError
 from finetune.hardware.machine import catalogue, machine_of
@@ -49,11 +50,15 @@ def _answer_one(overrides: list[str]) -> Planned:
     problems: list[Problem] = []
     composed = compose(overrides, problems=problems)
     config = composed.config
+    if config.hardware.gpu is not None and config.launch.device is Device.cpu:
+        why = f"the run computes on the CPU, and hardware={config.hardware.gpu} is a card"
+        problems.append(Problem("launch.device=cpu", why, "Leave one of them out."))
+    problems += [problem for problem in out_of_range(config) if problem not in problems]
     if problems:
         raise Refusal(problems, composed.subject)
     shape = read_shape(config.model, composed.subject)
     given, subject = composed.provenance, composed.subject
-    machine = machine_of(config.hardware, config.launch.num_machines)
+    machine = machine_of(config.hardware, config.launch.num_machines, config.launch.device)
     wants_card = config.launch.device is Device.cuda or not config.model.cpu
     if machine.gpu is None and config.launch.device is not Device.cpu and wants_card:
         plan = _on_the_ladder(config, shape, given, subject)
@@ -67,7 +72,10 @@ def _answer_one(overrides: list[str]) -> Planned:
 def _on_the_ladder(config: RunConfig, shape: Shape, given: dict[str, str], subject: str) -> Plan:
     """No card is here: the first machine of the ladder that the run fits on, or its last."""
     plan = None
+    processes = config.launch.num_processes or 1
     for count, card in LADDER:
+        if count * max(config.launch.num_machines, 1) < min(processes, 8):
+            continue
         wanted = replace(catalogue()[card], num_gpus=count, price_per_hour=config.hardware.price_per_hour)
         plan = make_plan(config, machine_of(wanted, config.launch.num_machines), shape, given, subject)
         if plan.fits and not plan.chosen.offloads:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 from finetune.config.schema import RunConfig
 from finetune.hardware.machine import Machine
-from finetune.planner.plan import Option
+from finetune.planner.option import Option
 
 BYTES_PER_TOKEN = 4.0
 """Of English text in a file, with common tokenizers; the row's own punctuation included."""
@@ -20,7 +21,7 @@ DOWNLOAD_BYTES_S = 200e6
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Seconds and money, as far as they can be known."""
+    """Seconds and money, as far as they can be known; evaluations and saves aside."""
 
     steps: int | None
     seconds: float | None
@@ -29,12 +30,33 @@ class Duration:
     assumption: str
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What local files hold."""
+
+    count: int
+    tokens: float
+
+
 def duration_of(option: Option, config: RunConfig, machine: Machine) -> Duration:
-    """From `trainer.max_steps`, else from the size of local files."""
-    steps, assumption = _steps(option, config)
-    if steps is None:
-        return Duration(None, None, None, assumption)
-    seconds = SETUP_SECONDS + option.outside.download / DOWNLOAD_BYTES_S + steps * option.time.total
+    """From `trainer.max_steps` or the rows of local files; rows are as long as those, else as they may be."""
+    trainer, batch = config.trainer, option.facts.batch
+    longest = option.tokens_per_step / batch.global_size
+    rows, filled = _rows(config), 1.0
+    assumption = "every row as long as it may be"
+    if rows is not None and not config.data.packing:
+        filled = min(rows.tokens / max(rows.count, 1) / longest, 1.0)
+        assumption = f"rows of {filled * longest:,.0f} tokens, by the size of the files"
+    if trainer.max_steps and trainer.max_steps > 0:
+        steps = trainer.max_steps
+    elif rows is None:
+        why = "the number of rows is not known before the data is read: `finetune prepare` counts them"
+        return Duration(None, None, None, why)
+    else:
+        count = max(-(-rows.tokens // longest), 1) if config.data.packing else rows.count
+        count *= 1 - config.data.eval_fraction
+        steps = max(ceil(trainer.num_train_epochs * ceil(count / batch.global_size)), 1)
+    seconds = SETUP_SECONDS + option.outside.download / DOWNLOAD_BYTES_S + steps * option.time.total * filled
     cost = None
     if machine.price_per_hour is not None:
         billed = max(seconds / 60, machine.minimum_minutes)
@@ -42,23 +64,20 @@ def duration_of(option: Option, config: RunConfig, machine: Machine) -> Duration
     return Duration(steps, seconds, cost, assumption)
 
 
-def _steps(option: Option, config: RunConfig) -> tuple[int | None, str]:
-    trainer = config.trainer
-    if trainer.max_steps and trainer.max_steps > 0:
-        return trainer.max_steps, f"trainer.max_steps={trainer.max_steps}"
-    sizes = [_size(source.path) for source in config.data.train]
-    if not sizes or None in sizes:
-        return None, "the number of rows is not known before the data is read: `finetune prepare` counts them"
-    tokens = sum(size or 0 for size in sizes) / BYTES_PER_TOKEN
-    row = option.tokens_per_step / option.facts.batch.global_size
-    rows = max(tokens / row, 1.0) if config.data.packing else max(tokens / (row / 4), 1.0)
-    steps = max(int(rows * trainer.num_train_epochs / option.facts.batch.global_size), 1)
-    kind = "packed rows" if config.data.packing else "rows a quarter as long as they may be"
-    return steps, f"{tokens:,.0f} tokens by the size of the files, {kind}"
+def _rows(config: RunConfig) -> Rows | None:
+    """Rows and tokens of all sources; None where one is not a file with a row on each line."""
+    found = [_rows_of(source.path, source.limit) for source in config.data.train]
+    known = [rows for rows in found if rows is not None]
+    if not known or len(known) < len(found):
+        return None
+    return Rows(sum(rows.count for rows in known), sum(rows.tokens for rows in known))
 
 
-def _size(path: str) -> int | None:
-    file = Path(path).expanduser()
-    if file.is_file() and file.suffix in (".jsonl", ".json", ".csv", ".tsv", ".txt"):
-        return os.path.getsize(file)
-    return None
+def _rows_of(path: str, limit: int | None) -> Rows | None:
+    file = Path(os.path.expanduser(path))
+    if file.suffix != ".jsonl" or not file.is_file():
+        return None
+    with file.open("rb") as lines:
+        count = sum(1 for line in lines if line.strip())
+    taken = count if limit is None else min(count, limit)
+    return Rows(taken, file.stat().st_size / BYTES_PER_TOKEN * taken / max(count, 1))

@@ -28,6 +28,7 @@ def job_of(config: RunConfig, facts: RunFacts, shape: Shape) -> Job:
     """What the run trains, at its largest: every row as long as it may be."""
     trainer, full = config.trainer, config.adapter.method is Method.full
     row = min(config.data.max_length or facts.positions or LONGEST_ROW, facts.positions or 10**9)
+    evaluates = bool(config.data.eval) or config.data.eval_fraction > 0
     return Job(
         shape=shape,
         adapter=None if full else adapter_of(config.adapter, shape),
@@ -40,12 +41,14 @@ def job_of(config: RunConfig, facts: RunFacts, shape: Shape) -> Job:
         optimizer=optimizer_named(trainer.optim or ""),
         tokens=row * facts.batch.per_device,
         row_tokens=row,
+        eval_tokens=row * trainer.per_device_eval_batch_size if evaluates else 0,
         recompute=Recompute.full if trainer.activation_checkpointing else Recompute.none,
         accumulates=facts.batch.accumulation > 1,
         stack=Stack(
             eager_attention=config.model.attn_implementation == "eager",
             autocast=BYTES[facts.precision] < 4 and facts.trained_dtype != "bfloat16",
             fused_norm=bool(trainer.use_liger_kernel),
+            triton=facts.device == "cuda",
         ),
     )
 

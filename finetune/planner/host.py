@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from finetune.config.strategy import Engine
-from finetune.planner.memory import Bound
+from finetune.planner.memory import Bound, Memory, Phase
 from finetune.planner.placement import Placement
 
-PROCESS_BYTES = 3e9
-"""A process with torch, transformers and CUDA's libraries loaded, without any model."""
+PROCESS_BYTES = {"cpu": 0.6e9, "cuda": 3e9}
+"""A process with torch, transformers and, with a card, CUDA's libraries loaded, without any model."""
 SHARD_BYTES = 5e9
 """The largest file of a checkpoint on the hub; one is read at a time."""
+
+HOST_ERROR = 1.1
+"""A checkpoint's copy is not among it: where there is no room for one, training waits for the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +30,36 @@ class Outside:
 
 
 def outside_memory(place: Placement, per_host: int) -> Outside:
-    """RAM while loading and while training, whichever is larger."""
+    """RAM while loading and while training, whichever is larger; on the CPU without what computes there."""
+    libraries = PROCESS_BYTES[place.device] * per_host
     job, traits = place.job, place.traits
     whole = job.frozen_weights + job.trained * (job.trained_bytes if job.adapter is None else 0)
     if traits.engine is Engine.deepspeed and traits.zero_stage == 3:
-        loading = whole / place.processes * per_host + SHARD_BYTES
+        loading = whole / place.processes * per_host + min(whole, SHARD_BYTES)
     elif job.quantised_bytes is not None:
         loading = min(whole, SHARD_BYTES) * per_host
     else:
         loading = whole * per_host  # every process reads the whole model before it is moved or sharded
     state = job.optimizer.state_bytes(4 if traits.engine is Engine.deepspeed else job.trained_bytes)
-    masters = 4 if traits.engine is Engine.deepspeed and job.compute_bytes < 4 else 0
+    masters = 4 if traits.engine is Engine.deepspeed else 0
     held = 0.0
-    if "optimizer" in traits.offloads or job.optimizer.paged:
+    if place.offloads("optimizer") or job.optimizer.paged:
         held += job.trained * (state + masters) * place.share("optimizer") * per_host
-    if "optimizer" in traits.offloads:  # gradients wait there for the optimizer, in its precision
+    if place.offloads("optimizer"):  # gradients wait there for the optimizer, in its precision
         held += job.trained * job.trained_bytes * place.share("gradients") * per_host
-    if "weights" in traits.offloads:
+    if place.offloads("weights"):
         held += (job.frozen_weights + job.trained * job.trained_bytes) * place.share("weights") * per_host
     checkpoint = job.trained * (job.trained_bytes + state)
-    snapshot = checkpoint / place.processes * per_host
-    training = PROCESS_BYTES * per_host + held
-    expected = max(loading + PROCESS_BYTES * per_host, training)
-    upper = max(expected, training + snapshot) * 1.1
+    training = libraries + held
+    expected = max(loading + libraries, training)
+    upper = expected * HOST_ERROR
     download = 2.0 * (job.shape.parameters + job.shape.tower_parameters)
     return Outside(Bound(expected, upper), checkpoint, download)
+
+
+def resident_memory(memory: Memory) -> Bound:
+    """RAM of a process that computes on the CPU."""
+    backward = (Phase.first, Phase.last)
+    peak = max(size - (memory.untouched if phase in backward else 0) for phase, size in memory.phases.items())
+    expected = PROCESS_BYTES["cpu"] + memory.states.lasting + peak
+    return Bound(expected, expected + memory.needed - memory.allocated.expected)

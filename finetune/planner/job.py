@@ -50,6 +50,8 @@ class Job:
     """Of a micro batch on one device."""
     row_tokens: int
     """Of its longest row."""
+    eval_tokens: int = 0
+    """Of a micro batch of the evaluation; 0: there is none."""
     recompute: Recompute
     accumulates: bool = False
     """Several micro batches make a step: gradients are there while the next one runs."""

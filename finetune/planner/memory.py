@@ -20,6 +20,9 @@ from finetune.planner.states import (
 GIB = 2**30
 TILE_TOKENS, TILE_VOCABULARY = 4096, 32768
 """Size of a tile of TRL's fused head (TOKEN_CHUNK_SIZE, _CHUNKED_LOGPROB_CHUNK_SIZE)."""
+MADE_FORWARD, MADE_BACKWARD = 3 * 4.0, 7 * 4 + 1.0
+"""Bytes for each entry of a tile that it makes in float32 (and a mask) without Triton, tensors counted in
+`_forward_tile` and `_backward_tile`."""
 
 ALLOCATOR_BYTES = 0.8 * GIB
 """Reserved beside what is allocated in any run: workspaces and rounding of torch's caching allocator."""
@@ -38,10 +41,12 @@ RESERVED_ERROR = 0.04
 class Phase(StrEnum):
     """The moments of a step at which memory peaks."""
 
+    forward = "forward pass"
     loss = "loss"
     first = "first layer of the backward pass"
     last = "last layer of the backward pass"
     step = "optimizer step"
+    evaluate = "evaluation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ class Memory:
     """What each phase adds to the states that last."""
     layer: float
     """What the layer at work takes in the backward pass."""
+    untouched: float
+    """Of the backward pass, what a host gives no memory for."""
     sharded: bool
 
     @property
@@ -111,36 +118,39 @@ def device_memory(place: Placement) -> Memory:
     carried = carried_by_one * job.shape.num_hidden_layers
     at_work = _backward_of_one(place, layer) * job.tokens
     held_back = _held_gradients(place, layer) * job.tokens
-    waiting = states.gradients if job.accumulates else 0.0
+    lasting = job.accumulates or place.traits.zero_stage == 3  # ZeRO-3 keeps a buffer for its part of them
+    waiting = states.gradients if lasting else 0.0
     head_gradient = job.shape.head_parameters * place.used_bytes if job.adapter is None else 0.0
-    logits = _logits(place)
+    tied = head_gradient if job.shape.tie_word_embeddings else 0.0  # the embedding's own part comes apart
+    logits, hidden = _logits(place), _last_hidden(place)
+    around = gathered.root + buffers.always
+    before_backward = carried + hidden + waiting + around + weight_casts(place)
     return Memory(
         states=states,
         activations=carried + at_work + held_back,
         logits=logits,
         phases={
-            Phase.loss: carried
-            + _last_hidden(place)
-            + logits
-            + waiting
-            + gathered.root
-            + weight_casts(place),
+            Phase.forward: before_backward + _tile(place, MADE_FORWARD, job.tokens),
+            Phase.loss: before_backward + logits,
             Phase.first: carried
             + at_work
             + held_back
             + max(waiting, head_gradient)
-            + gathered.root
+            + around
             + gathered.layers
-            + buffers,
+            + buffers.backward,
             Phase.last: carried_by_one
             + at_work
             + states.gradients
-            + gathered.root
+            + tied
+            + around
             + gathered.layers
-            + buffers,
-            Phase.step: states.gradients + step_copies(place),
+            + buffers.backward,
+            Phase.step: states.gradients + buffers.always + step_copies(place),
+            Phase.evaluate: around + gathered.layers + _evaluation(place, layer),
         },
         layer=at_work,
+        untouched=buffers.untouched,
         sharded=place.traits.shards_weights and place.processes > 1,
     )
 
@@ -152,6 +162,13 @@ def _backward_of_one(place: Placement, layer: Layer) -> float:
         return layer.working
     brought_back = layer.input if recompute is Recompute.offload else 0.0
     return layer.kept + layer.working + brought_back + (layer.input if stack.recomputed_output else 0.0)
+
+
+def _evaluation(place: Placement, layer: Layer) -> float:
+    """A forward pass that keeps nothing: a layer at work between hidden states, and a tile of the loss."""
+    job = place.job
+    tile = _tile(place, MADE_FORWARD, job.eval_tokens)
+    return (layer.kept + 2 * layer.input) * job.eval_tokens + tile
 
 
 def _held_gradients(place: Placement, layer: Layer) -> float:
@@ -171,10 +188,19 @@ def _logits(place: Placement) -> float:
     job, shape = place.job, place.job.shape
     if job.stack.logit_bytes is not None:
         return job.stack.logit_bytes * shape.vocab_size * job.tokens
-    tile = min(job.tokens, TILE_TOKENS) * TILE_VOCABULARY * job.compute_bytes
+    tile = _tile(place, MADE_BACKWARD, job.tokens)
     rows = min(TILE_VOCABULARY, shape.vocab_size) * shape.hidden_size * job.compute_bytes * job.casts
     head = 4 * shape.head_parameters if job.adapter is None else 0.0
     return tile + rows + head + job.tokens * (4 * shape.hidden_size + place.hidden_bytes)
+
+
+def _tile(place: Placement, made: float, tokens: int) -> float:
+    """The buffer of a tile, and what torch makes of its used part where there is no kernel for it."""
+    job = place.job
+    if job.stack.logit_bytes is not None:
+        return 0.0
+    used = 0.0 if job.stack.triton else made * min(TILE_VOCABULARY, job.shape.vocab_size)
+    return min(tokens, TILE_TOKENS) * (TILE_VOCABULARY * job.compute_bytes + used)
 
 
 def _last_hidden(place: Placement) -> float:

@@ -17,6 +17,8 @@ class Placement:
     processes: int
     reshards: bool = True
     """Gathered weights are freed after the forward pass (`distributed.reshard_after_forward`)."""
+    device: str = "cuda"
+    """`cpu`: host memory is where everything is, offloaded or not."""
 
     def share(self, what: str) -> float:
         """The part of `weights`, `gradients` or `optimizer` that one process holds."""
@@ -24,7 +26,11 @@ class Placement:
 
     def on_device(self, what: str) -> float:
         """The same, on its card: nothing where it is kept in host memory."""
-        return 0.0 if what in self.traits.offloads else self.share(what)
+        return 0.0 if self.offloads(what) else self.share(what)
+
+    def offloads(self, what: str) -> bool:
+        """Whether `optimizer` or `weights` live apart from what computes."""
+        return what in self.traits.offloads and self.device != "cpu"
 
     @property
     def casts_weights(self) -> bool:

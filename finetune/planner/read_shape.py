@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 from finetune import hub
 from finetune.config.schema import ModelConfig, ShapeConfig
 from finetune.errors import Problem, Refusal
+from finetune.model.fetch import fetch_config
 from finetune.planner.shape import Norms, Shape
 
 SANDWICH = ("gemma2", "gemma3", "gemma4")
@@ -31,11 +33,16 @@ OTHER_NAMES = {
 """How older families call the same size."""
 
 
+class UnknownSizes(Refusal):
+    """Neither `model.shape` nor a config.json that is here has the sizes of the model."""
+
+
 def read_shape(model: ModelConfig, subject: str = "the model") -> Shape:
-    """The sizes of a model, without its weights.
+    """The sizes of a model, without its weights; where nothing here has them its config.json is fetched.
 
     Raises:
-        Refusal: sizes are missing, or `model.shape` contradicts the model's own config.json.
+        UnknownSizes: sizes are missing.
+        Refusal: `model.shape` contradicts the model's own config.json.
     """
     stored = stored_config(model)
     declared = {name: value for name, value in _declared(model.shape).items() if value is not None}
@@ -48,26 +55,42 @@ def read_shape(model: ModelConfig, subject: str = "the model") -> Shape:
         for name in declared.keys() & stored.keys()
         if name not in TOTALS and declared[name] != stored[name]
     ]
-    sizes = {**stored, **declared}
-    if sizes.get("moe_intermediate_size"):  # a mixture without a dense layer has no other
-        sizes.setdefault("intermediate_size", sizes["moe_intermediate_size"])
-    missing = [name for name in NEEDED if not sizes.get(name)]
-    if missing:
-        problems.append(
-            Problem(
-                ", ".join(f"model.shape.{name}" for name in missing),
-                f"these sizes of {model.name_or_path} are not known here",
-                "Set them, or name a local folder of the model; `model=NAME` of conf/model has them.",
-            )
-        )
     if problems:
         raise Refusal(problems, subject)
+    sizes = _completed({**stored, **declared})
+    missing = [name for name in NEEDED if not sizes.get(name)]
+    if missing and fetch_config(model):
+        return read_shape(model, subject)
+    if missing:
+        where = ", ".join(f"model.shape.{name}" for name in missing)
+        why = f"these sizes of {model.name_or_path} are not known here: {_nothing_stored(model)}"
+        fix = "Set them, or name a local folder of the model; `model=NAME` of conf/model has them."
+        raise UnknownSizes([Problem(where, why, fix)], subject)
     return _shape(sizes)
+
+
+def _nothing_stored(model: ModelConfig) -> str:
+    """Why its own config.json does not tell."""
+    folder = os.path.expanduser(model.name_or_path)
+    if not os.path.isdir(folder):
+        return "there is no folder of that name, and the hub's cache has none"
+    if not os.path.isfile(os.path.join(folder, "config.json")):
+        return "the folder holds no config.json"
+    return "its config.json cannot be read, or does not hold them"
+
+
+def _completed(sizes: dict[str, Any]) -> dict[str, Any]:
+    """With what a family leaves out because it follows from the rest."""
+    if sizes.get("moe_intermediate_size"):  # a mixture without a dense layer has no other
+        sizes.setdefault("intermediate_size", sizes["moe_intermediate_size"])
+    if sizes.get("model_type") in UNGATED and sizes.get("hidden_size"):  # GPT-2's n_inner is null by default
+        sizes.setdefault("intermediate_size", 4 * sizes["hidden_size"])
+    return sizes
 
 
 def stored_config(model: ModelConfig) -> dict[str, Any]:
     """What config.json of a local folder, or of the hub's cache, says of the language model."""
-    folder = Path(model.name_or_path).expanduser()
+    folder = Path(os.path.expanduser(model.name_or_path))
     file = folder / "config.json"
     if not folder.exists() and hub.ID.fullmatch(model.name_or_path):
         file = hub.cached_config(model.name_or_path, model.revision) or file

@@ -7,7 +7,9 @@ from typing import Any
 
 from finetune.config.schema import RunConfig
 from finetune.planner.duration import duration_of
-from finetune.planner.plan import Option, Plan
+from finetune.planner.forecast import forecast_of
+from finetune.planner.option import Option
+from finetune.planner.plan import Plan
 
 
 def as_record(plan: Plan, config: RunConfig) -> dict[str, Any]:
@@ -17,6 +19,7 @@ def as_record(plan: Plan, config: RunConfig) -> dict[str, Any]:
         **asdict(chosen.facts.batch),
         "global": chosen.facts.batch.global_size,
         "tokens_per_step": int(chosen.tokens_per_step),
+        "activation_checkpointing": bool(chosen.config.trainer.activation_checkpointing),
         "steps": duration_of(chosen, config, machine).steps,
     }
     refused = [
@@ -42,6 +45,7 @@ def as_record(plan: Plan, config: RunConfig) -> dict[str, Any]:
         },
         "batch": batch,
         "strategies": [*(_option(option, plan, config) for option in plan.options), *refused],
+        "forecast": forecast_of(chosen),
         "advice": list(plan.advice),
         "notes": list(plan.notes),
     }
@@ -65,9 +69,9 @@ def _option(option: Option, plan: Plan, config: RunConfig) -> dict[str, Any]:
             "peak_allocated": _bound(memory.allocated),
             "peak_reserved": _bound(memory.reserved),
             "peak_phase": memory.peak_phase.value,
-            "needed": round(memory.needed),
+            "needed": round(option.card_bytes),
         },
-        "host": _bound(outside.memory),
+        "host": _bound(option.host),
         "checkpoint_bytes": round(outside.checkpoint),
         "disk_bytes": round(outside.checkpoint * (config.checkpoint.keep + 1)),
         "traffic_bytes_per_step": round(traffic.between_cards),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log2
 
 from finetune.hardware.machine import Machine
 from finetune.planner.placement import Placement
@@ -13,8 +14,13 @@ ACHIEVED_FLOPS = {0: 0.5, 7: 0.4, 8: 0.55, 9: 0.4, 10: 0.35, 12: 0.5}
 """Share of the card's rate for matrix products that training reaches, by major compute capability: published
 runs of 1 to 8 cards lie between 0.50 and 0.68 on Ampere and Ada, 0.28 and 0.42 on Hopper, where everything
 around the products takes the larger part."""
-SMALL_MODEL = 1.5e9
-"""Parameters below which kernels are too short to keep a card busy."""
+OPERATIONS, ADAPTER_OPERATIONS, LAUNCH_SECONDS = 100, 80, 8e-6
+"""Kernels of a layer in a forward and a backward pass, those of its adapters, and the time that Python and
+torch take to start one: a card waits for them, however little there is to compute."""
+UNPACKING = 0.5
+"""Of a card's bandwidth, what unpacking 4-bit weights reaches."""
+WAITING = 0.055
+"""Of a step, for each doubling of the cards: rows differ in length, NCCL's kernels take part of a card."""
 CPU_ADAM_BYTES_S = 20e9
 """Host memory that an optimizer on the CPU reads and writes each second."""
 
@@ -34,16 +40,37 @@ def step_time(place: Placement, machine: Machine, accumulation: int) -> StepTime
     job = place.job
     tokens = job.tokens * accumulation
     share = ACHIEVED_FLOPS.get(int(machine.capability), 0.4)
-    active = job.shape.active_parameters
-    busy = share * min(1.0, (0.4 + 0.6 * active / SMALL_MODEL)) if machine.gpu else share
     precision = 1.0 if job.compute_bytes == 2 or machine.gpu is None else 8.0
-    compute = tokens * flops_per_token(place) * precision / (machine.flops * busy)
+    shared = 1.0 if machine.gpu else place.processes / machine.num_machines  # processes of one CPU
+    compute = tokens * flops_per_token(place) * precision * shared / (machine.flops * share)
+    if machine.gpu is not None:
+        compute = max(compute, launch_seconds(place) * accumulation)
+        compute += unpacking_seconds(place, machine) * accumulation
     sent = traffic_of(place, accumulation)
     moved = seconds(sent, machine)
     hidden = min(moved * OVERLAP[place.traits.engine], compute)
     hidden = hidden if not sent.to_host else min(hidden, seconds(Traffic(sent.between_cards, 0.0), machine))
     optimizer = optimizer_seconds(place, machine)
-    return StepTime(compute, moved, optimizer, compute + moved - hidden + optimizer)
+    waiting = 1 + WAITING * log2(place.processes)
+    return StepTime(compute, moved, optimizer, (compute + moved - hidden) * waiting + optimizer)
+
+
+def unpacking_seconds(place: Placement, machine: Machine) -> float:
+    """Of one micro batch: a quantised weight is read, written and read again in each pass over the layers."""
+    job = place.job
+    if job.quantised_bytes is None:
+        return 0.0
+    passes = 3 if job.recompute in (Recompute.full, Recompute.offload) else 2
+    moved = job.quantised_parameters * (job.quantised_bytes + 2 * job.compute_bytes)
+    return passes * moved / (machine.memory_bytes_s * UNPACKING)
+
+
+def launch_seconds(place: Placement) -> float:
+    """Of one micro batch; layers that are run twice are started twice."""
+    job = place.job
+    operations = OPERATIONS + (ADAPTER_OPERATIONS if job.adapter is not None else 0)
+    again = 4 / 3 if job.recompute in (Recompute.full, Recompute.offload) else 1
+    return operations * again * job.shape.num_hidden_layers * LAUNCH_SECONDS
 
 
 def flops_per_token(place: Placement) -> float:

@@ -28,6 +28,8 @@ class Stack:
     logit_bytes: float | None = None
     """Bytes for each token and entry of the vocabulary at the peak of the loss; null: TRL's fused head, which
     works in tiles of a fixed size (`trl/kernels/chunked_logprob.py`)."""
+    triton: bool = True
+    """That head runs as a kernel, inside its tile; on a CPU torch makes further tiles."""
     fused_norm: bool = False
     """A norm keeps its input as it is (Liger, Unsloth) instead of a float32 copy."""
     repeats_keys: bool = False

@@ -42,18 +42,30 @@ class Gathered:
     """The layer at work, and the next one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Bytes that gradients travel in."""
+
+    always: float = 0.0
+    backward: float = 0.0
+    """From the first gradient to the step."""
+    untouched: float = 0.0
+    """Of these, what is never written to: a host gives no memory for it."""
+
+
 def model_states(place: Placement) -> States:
     """Weights, gradients, optimizer states and master weights of one process.
 
     AdamW in mixed precision: 2 + 2 + 8 + 4 = 16 bytes for each weight (ZeRO, arXiv:1910.02054, section 3.1),
-    or 4 + 4 + 8 where the weights are their own masters (autocast, FSDP2).
+    or 4 + 4 + 8 where the weights are their own masters (autocast, FSDP2). DeepSpeed copies its masters even
+    of float32 weights.
     """
     job = place.job
     deepspeed = place.traits.engine is Engine.deepspeed
-    masters = 4 if deepspeed and job.compute_bytes < 4 else 0
+    masters = 4 if deepspeed else 0
     held = job.compute_bytes if masters else job.trained_bytes
     state = job.optimizer.state_bytes(4 if deepspeed else job.trained_bytes)
-    gradients = 0.0 if "weights" in place.traits.offloads else place.share("gradients")
+    gradients = 0.0 if place.offloads("weights") else place.share("gradients")
     return States(
         weights=(job.frozen_weights + job.trained * held) * place.on_device("weights"),
         gradients=job.trained * held * gradients,
@@ -78,8 +90,7 @@ def gathered_weights(place: Placement) -> Gathered:
         root = shape.embedding_parameters * job.frozen_bytes
     if place.traits.engine is Engine.deepspeed:
         whole = layer * shape.num_hidden_layers + root
-        live = whole * min(1.0, LIVE_PARAMETERS / shape.parameters)
-        return Gathered(live / 2, live / 2 + unpacked)
+        return Gathered(whole * min(1.0, LIVE_PARAMETERS / shape.parameters), unpacked)
     return Gathered(root, layer * (1 if job.stack.fsdp == 1 else 2) + unpacked)
 
 
@@ -91,21 +102,26 @@ def _unpacked_matrix(place: Placement) -> float:
     return largest * place.job.compute_bytes
 
 
-def communication_buffers(place: Placement) -> float:
+def communication_buffers(place: Placement) -> Buffers:
     """What gradients travel in: DDP's buckets are as large as the gradients (torch's `reducer.cpp`), FSDP2
-    reduces whole layers, DeepSpeed has two buckets of a fixed size.
+    reduces whole layers, DeepSpeed has two buckets of a fixed size, and copies them for an optimizer that it
+    offloads (from the CPU to the CPU, too).
     """
     job, traits = place.job, place.traits
-    if place.processes == 1 and traits.engine is not Engine.deepspeed:
-        return 0.0
+    if traits.engine is Engine.deepspeed:
+        copied = "optimizer" in traits.offloads and not place.offloads("optimizer")
+        waiting = job.trained * 4 * place.share("optimizer") if copied else 0.0
+        entries = 2 * DEEPSPEED_BUCKET if traits.zero_stage < 3 else 0
+        untouched = max(entries - 2 * job.trained, 0) * job.compute_bytes
+        return Buffers(waiting, backward=entries * job.compute_bytes, untouched=untouched)
+    if place.processes == 1:
+        return Buffers()
     if traits.engine is Engine.ddp:
-        return job.trained * job.trained_bytes
-    if traits.engine is Engine.deepspeed and traits.zero_stage < 3:
-        return 2 * DEEPSPEED_BUCKET * job.compute_bytes
+        return Buffers(always=job.trained * job.trained_bytes)
     if traits.engine is Engine.fsdp2 and job.stack.fsdp == 2:
         trained = job.trained / job.shape.num_hidden_layers if job.adapter else job.shape.layer_parameters
-        return 2 * trained * place.used_bytes
-    return 0.0
+        return Buffers(backward=2 * trained * place.used_bytes)
+    return Buffers()
 
 
 def weight_casts(place: Placement) -> float:

@@ -58,6 +58,6 @@ def seconds(traffic: Traffic, machine: Machine) -> float:
     """On the machine's links; between hosts all cards of one share its network."""
     rate = machine.link_bytes_s * ACHIEVED * (1.0 if machine.p2p or machine.gpu is None else STAGED)
     if machine.num_machines > 1:
-        rate = min(rate, machine.network_bytes_s * ACHIEVED / machine.num_gpus)
+        rate = min(rate, machine.network_bytes_s * ACHIEVED / max(machine.num_gpus, 1))
     pcie = 31.5e9 * ACHIEVED
     return traffic.between_cards / rate + traffic.to_host / pcie

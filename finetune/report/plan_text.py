@@ -9,13 +9,18 @@ from rich.console import Console
 from rich.table import Table
 
 from finetune.config.schema import RunConfig
+from finetune.config.trainer_fields import AUTO
 from finetune.hardware.machine import Machine
 from finetune.planner.duration import duration_of
-from finetune.planner.plan import Option, Plan
+from finetune.planner.host import resident_memory
+from finetune.planner.memory import Bound
+from finetune.planner.option import Option
+from finetune.planner.plan import Plan
 
 BAR = 6
 COLUMNS = ("strategy", "fits", "of a card", "GB a card", "RAM", "sent", "s/step", "tokens/s")
 """`GB a card`: expected to at most; `RAM`: GB of a host; `sent`: GB of a card in a step."""
+ON_CPU = {"of a card": "of the RAM", "GB a card": "GB a process"}
 
 
 def plan_lines(plan: Plan, config: RunConfig, columns: int = 80, colour: bool = False) -> str:
@@ -30,15 +35,42 @@ def plan_lines(plan: Plan, config: RunConfig, columns: int = 80, colour: bool = 
     return out.getvalue().rstrip("\n")
 
 
+def side_by_side(plans: list[tuple[Plan, RunConfig]], columns: int = 80) -> str:
+    """One line for each machine: its chosen strategy."""
+    out = StringIO()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for name in ("machine", *COLUMNS[:2], "GB a card", "s/step", "tokens/s", "hours", "cost"):
+        table.add_column(name, justify="left" if name in ("machine", *COLUMNS[:2]) else "right", no_wrap=True)
+    for plan, config in plans:
+        row = dict(zip(COLUMNS, cells(plan.chosen, plan), strict=True))
+        duration = duration_of(plan.chosen, config, plan.machine)
+        hours = "-" if duration.seconds is None else f"{duration.seconds / 3600:,.1f}"
+        cost = "-" if duration.cost is None else f"{duration.cost:,.2f}"
+        shown = (row[name] for name in (*COLUMNS[:2], "GB a card", "s/step", "tokens/s"))
+        table.add_row(plan.machine.label, *shown, hours, cost)
+    Console(file=out, width=columns, no_color=True, highlight=False).print(table)
+    return out.getvalue().rstrip("\n")
+
+
 def told_lines(plan: Plan, config: RunConfig) -> list[str]:
     """What is said below the table: why, the batch, the duration, what would fit, what is out."""
-    lines = [*plan.why.splitlines(), *_batch(plan, config), *plan.notes]
+    lines = [*plan.why.splitlines(), *_batch(plan, config), *_settled(plan, config), *plan.notes]
     if plan.advice:
         lines += ["What would fit:", *(f"  {advice}" for advice in plan.advice)]
     reasons: dict[str, list[str]] = {}
     for strategy, reason in plan.refused.items():
         reasons.setdefault(reason, []).append(strategy.value)
     return [*lines, *(f"out: {', '.join(names)}: {reason}" for reason, names in reasons.items())]
+
+
+def _settled(plan: Plan, config: RunConfig) -> list[str]:
+    """What was chosen where the config leaves it open: the precision, and which layers run twice."""
+    facts = plan.chosen.facts
+    lines = [f"precision {facts.precision} ({facts.precision_reason})"]
+    if config.trainer.activation_checkpointing == AUTO:
+        twice = [o.strategy.value for o in plan.options if o.config.trainer.activation_checkpointing]
+        lines.append(f"activation checkpointing (auto): on for {', '.join(twice) or 'none'}")
+    return lines
 
 
 def _title(machine: Machine) -> str:
@@ -55,7 +87,8 @@ def _title(machine: Machine) -> str:
 def _table(plan: Plan) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name in COLUMNS[:3] else "right", no_wrap=True)
+        title = name if plan.machine.gpu else ON_CPU.get(name, name)
+        table.add_column(title, justify="left" if name in COLUMNS[:3] else "right", no_wrap=True)
     for option in plan.options:
         table.add_row(*cells(option, plan), style="bold" if option is plan.chosen else None)
     return table
@@ -63,16 +96,21 @@ def _table(plan: Plan) -> Table:
 
 def cells(option: Option, plan: Plan) -> tuple[str, ...]:
     """One row."""
-    memory, outside, time, traffic = option.memory, option.outside, option.time, option.traffic
-    share = memory.needed / plan.machine.usable_bytes
+    memory, time, traffic = option.memory, option.time, option.traffic
+    share, bound = (
+        option.card_bytes / plan.machine.usable_bytes,
+        Bound(memory.allocated.expected, option.card_bytes),
+    )
+    if plan.machine.gpu is None:
+        share, bound = option.host.upper / plan.machine.host_bytes, resident_memory(memory)
     filled = min(round(share * BAR), BAR)
     fits = "yes" if option.fits else "RAM" if option.fits_card else "no"
     return (
         option.strategy.value,
         fits,
         f"{'#' * filled}{'.' * (BAR - filled)} {share:4.0%}",
-        f"{memory.allocated.expected / 1e9:,.1f}-{memory.needed / 1e9:,.1f}",
-        f"{outside.memory.expected / 1e9:,.0f}",
+        f"{bound.expected / 1e9:,.1f}-{bound.upper / 1e9:,.1f}",
+        f"{option.host.expected / 1e9:,.0f}",
         f"{(traffic.between_cards + traffic.to_host) / 1e9:,.1f}",
         f"{time.total:,.2f}" if time.total < 100 else f"{time.total:,.0f}",
         f"{option.tokens_per_second:,.0f}",
@@ -86,4 +124,7 @@ def _batch(plan: Plan, config: RunConfig) -> list[str]:
         return [*lines, f"forecast: no duration: {duration.assumption}"]
     hours = duration.seconds / 3600
     cost = "" if duration.cost is None else f", {duration.cost:,.2f} {plan.machine.currency}"
-    return [*lines, f"forecast: {duration.steps:,} steps, {hours:,.1f} h{cost} ({duration.assumption})"]
+    return [
+        *lines,
+        f"forecast: {duration.steps:,} steps, {hours:,.1f} h{cost}, start included ({duration.assumption})",
+    ]

@@ -110,6 +110,40 @@ def test_machines_are_compared(tmp_path: Path) -> None:
     assert (one["chosen"], eight["chosen"]) == ("single", "ddp")
     fast, slow = (p["strategies"][0]["tokens_per_second"] for p in (eight, one))
     assert fast > 8 * slow
+    text = finetune(
+        "plan", "recipe=qwen8b_qlora", "hardware=[1x_rtx4090,8x_h100_80gb]", "--debug", at=tmp_path
+    )
+    assert [line.split()[:3] for line in text.out.splitlines()[-2:]] == [
+        ["1x", "rtx4090", "single"],
+        ["8x", "h100_80gb", "ddp"],
+    ]
+
+
+def test_steps_are_those_of_the_rows_and_a_short_row_takes_less_time(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "seven words that are a row here"}\n' * 100)
+    words = ("recipe=qwen8b_qlora", "hardware=1x_h200", "trainer.global_batch_size=16")
+    seen = plan(*words, f"data.train=[{{path: {rows}}}]", at=tmp_path)
+    assert seen["batch"]["steps"] == 7
+    few = plan(*words, f"data.train=[{{path: {rows}, limit: 10}}]", at=tmp_path)
+    assert few["batch"]["steps"] == 1
+    unknown = plan(*words, "trainer.max_steps=7", at=tmp_path)["strategies"][0]
+    assert seen["strategies"][0]["seconds"] < unknown["seconds"]
+
+
+def test_without_a_card_a_machine_is_found_that_has_the_processes(tmp_path: Path) -> None:
+    words = ("plan", "recipe=llama8b_lora", "launch.num_processes=4", "--json")
+    found = json.loads(finetune(*words, at=tmp_path, CUDA_VISIBLE_DEVICES="").out)
+    assert found["hardware"]["num_gpus"] == 4
+    assert found["strategies"][0]["num_processes"] == 4
+
+
+def test_offloading_is_said_to_be_what_fits(tmp_path: Path) -> None:
+    found = plan("recipe=llama70b_lora", "hardware=8x_rtx4090", at=tmp_path)
+    assert found["why"].startswith("zero3_offload: ")
+    assert "without offloading" not in found["why"]
+    old = plan("recipe=llama8b_qlora", "hardware=1x_t4", "distributed=single", at=tmp_path)
+    assert any("trainer.fp16=true" in way for way in old["advice"])
 
 
 def test_a_price_becomes_a_cost(tmp_path: Path) -> None:
@@ -131,6 +165,10 @@ def test_a_price_becomes_a_cost(tmp_path: Path) -> None:
     ("words", "told"),
     [
         (("hardware=rtx9090",), "rtx9090"),
+        (("hardware=1x_h200", "hardware.num_gpus=-3"), "hardware.num_gpus=-3: must be greater than 0"),
+        (("hardware=1x_h200", "hardware.price_per_hour=nan"), "hardware.price_per_hour=nan"),
+        (("hardware=1x_h200", "plan.margin=-1"), "plan.margin=-1.0"),
+        (("hardware=1x_h200", "launch.device=cpu"), "hardware=h200 is a card"),
         (("hardware=1x_h200", "hardware.link=string"), "hardware.link=string"),
         (("hardware.gpu=mine",), "hardware.memory_mib"),
         (("hardware=1x_h200", "distributed=ddp", "distributed.reshard_after_forward=false"), "reshard"),
@@ -154,6 +192,45 @@ def test_a_shape_that_contradicts_the_model_is_refused(tmp_path: Path) -> None:
     assert "model.shape.num_hidden_layers=3" in done.err
 
 
+def test_sizes_of_a_recipe_do_not_belong_to_another_model(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 100, **sizes}))
+    words = ("recipe=qwen8b_full", f"model.name_or_path={tmp_path}", "hardware=1x_t4", "distributed=single")
+    weights = plan(*words, at=tmp_path)["strategies"][0]["gpu"]["weights"]
+    assert weights < 1_000_000
+
+
+def test_the_largest_batch_that_fits_is_taken_and_layers_run_once_where_there_is_room(tmp_path: Path) -> None:
+    words = ("recipe=qwen8b_qlora", "data.max_length=512", "trainer.global_batch_size=12")
+    auto = ("trainer.per_device_train_batch_size=auto", "trainer.activation_checkpointing=auto")
+    seen = {card: plan(*words, f"hardware=1x_{card}", *auto, at=tmp_path) for card in ("t4", "b200")}
+    small, large = (seen[card]["batch"] for card in seen)
+    assert small["global"] == large["global"] == 12
+    assert small["per_device"] < large["per_device"] == 12
+    assert not large["activation_checkpointing"]
+    chosen = (
+        f"trainer.per_device_train_batch_size={small['per_device']}",
+        f"trainer.activation_checkpointing={str(small['activation_checkpointing']).lower()}",
+    )
+    named = plan(*words, "hardware=1x_t4", *chosen, at=tmp_path)
+    assert named["strategies"][0] == seen["t4"]["strategies"][0]
+    assert small["activation_checkpointing"]
+    larger = ("trainer.per_device_train_batch_size=6", chosen[1], "distributed=single")
+    assert not plan(*words, "hardware=1x_t4", *larger, at=tmp_path)["fits"]
+
+
+@pytest.mark.parametrize("recipe", ["llama8b_lora", "qwen8b_qlora", "qwen0_6b_full", "smollm2_135m_full"])
+@pytest.mark.parametrize("card", ["a100_80gb", "h100_80gb", "rtx4090", "l40s"])
+def test_more_cards_are_faster_by_as_much_as_usual(recipe: str, card: str) -> None:
+    speeds = []
+    for count in (1, 2, 4):
+        strategy = "ddp" if count > 1 else "single"
+        (planned,) = answer([f"recipe={recipe}", f"hardware={count}x_{card}", f"distributed={strategy}"])
+        speeds.append(planned.plan.chosen.tokens_per_second)
+    assert 1.7 <= speeds[1] / speeds[0] <= 1.9
+    assert 3.0 <= speeds[2] / speeds[0] <= 3.7
+
+
 def test_a_run_never_pretends_to_be_on_another_machine(tmp_path: Path) -> None:
     done = finetune("recipe=tiny_lora", "hardware=8x_h200", "--dry-run", at=tmp_path)
     assert done.code == 2
@@ -169,14 +246,15 @@ def test_every_recipe_has_a_plan() -> None:
 def _random_words(chance: random.Random) -> list[str]:
     choices = {
         "recipe": sorted(recipe_files()),
-        "hardware": [f"{n}x_{card}" for card in catalogue() for n in (1, 2, 4, 8)],
+        "hardware": [*["auto"] * 20, *(f"{n}x_{card}" for card in catalogue() for n in (1, 2, 4, 8))],
+        "launch.device": ["auto", "cpu"],
         "distributed": ["auto", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2_offload", "fsdp_offload"],
         "adapter": ["full", "lora", "qlora"],
         "data.max_length": ["1", "128", "4096"],
         "data.packing": ["true", "false"],
         "trainer.optim": ["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "sgd", "adafactor"],
-        "trainer.per_device_train_batch_size": ["1", "3", "16"],
-        "trainer.activation_checkpointing": ["true", "false"],
+        "trainer.per_device_train_batch_size": ["1", "3", "16", "auto"],
+        "trainer.activation_checkpointing": ["true", "false", "auto"],
         "trainer.max_steps": ["1", "100"],
         "launch.num_machines": ["1", "2"],
         "plan.margin": ["0.0", "0.2"],

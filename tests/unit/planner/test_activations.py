@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
@@ -41,6 +42,10 @@ SHAPES = {
     Qwen3Config: replace(SHAPE, normed_heads=True),
     Gemma3TextConfig: replace(SHAPE, normed_heads=True, norms=Norms.sandwich),
     Qwen3MoeConfig: replace(SHAPE, normed_heads=True, num_experts=4, num_experts_per_tok=2),
+}
+LARGE: dict[str, Any] = {
+    **{"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32},
+    **{"num_key_value_heads": 8, "head_dim": 128},
 }
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 EVERYWHERE = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
@@ -76,22 +81,24 @@ def kept_by_torch(
     autocast: bool,
     targets: tuple[str, ...],
     dora: bool = False,
+    shape: Shape = SHAPE,
+    attention: str = PER_DOCUMENT,
 ) -> int:
     """Bytes alive behind the forward pass of the decoder, its weights aside."""
     sizes: dict[str, Any] = {"moe_intermediate_size": WIDE, "num_experts": 4, "num_experts_per_tok": 2}
     config = kind(
-        hidden_size=HIDDEN,
-        intermediate_size=WIDE,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
         num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KEYS,
-        head_dim=HEAD,
-        vocab_size=VOCABULARY,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
         layer_types=["full_attention"] * layers,
         use_cache=False,
         **(sizes if kind is Qwen3MoeConfig else {}),
     )
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PER_DOCUMENT)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     if targets:
         model = get_peft_model(
             model, LoraConfig(r=1, target_modules=list(targets), use_dora=dora, task_type="CAUSAL_LM")
@@ -102,7 +109,8 @@ def kept_by_torch(
     decoder = model.get_base_model().model if targets else model.model
     precision = torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext()
     with live, precision:
-        out = decoder(input_ids=tokens, position_ids=positions, cu_seq_lens_q=borders, cu_seq_lens_k=borders)
+        cut = {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders} if attention == PER_DOCUMENT else {}
+        out = decoder(input_ids=tokens, position_ids=positions, **cut)
         bytes_alive = live.bytes
     assert out.last_hidden_state.requires_grad
     return bytes_alive
@@ -137,12 +145,22 @@ def test_dora_keeps_both_results() -> None:
     assert planned(*case, dora=True) > 1.5 * planned(*case)
 
 
+@pytest.mark.parametrize(("dtype", "autocast"), [(torch.float32, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize("kind", [LlamaConfig, Qwen3Config, Gemma3TextConfig])
+def test_a_layer_of_an_8b_model_keeps_what_is_planned(kind: Any, dtype: torch.dtype, autocast: bool) -> None:
+    """With tensors that have no memory (peft's layers do not take them)."""
+    shape = replace(SHAPES[kind], **LARGE)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        seen = of_a_layer(kind, dtype, autocast, (), shape=shape, attention="sdpa")
+    assert planned(kind, dtype, autocast, (), shape=shape) == pytest.approx(seen, rel=0.03)
+
+
 def of_a_layer(
-    kind: Any, dtype: torch.dtype, autocast: bool, targets: tuple[str, ...], dora: bool = False
+    kind: Any, dtype: torch.dtype, autocast: bool, targets: tuple[str, ...], dora: bool = False, **size: Any
 ) -> float:
     """Bytes for each token that torch keeps of one layer: what grows with both layers and rows."""
     seen = {
-        (layers, rows): kept_by_torch(kind, layers, rows, dtype, autocast, targets, dora)
+        (layers, rows): kept_by_torch(kind, layers, rows, dtype, autocast, targets, dora, **size)
         for layers in (1, 3)
         for rows in (ROWS, 2 * ROWS)
     }
@@ -151,11 +169,16 @@ def of_a_layer(
 
 
 def planned(
-    kind: Any, dtype: torch.dtype, autocast: bool, targets: tuple[str, ...], dora: bool = False
+    kind: Any,
+    dtype: torch.dtype,
+    autocast: bool,
+    targets: tuple[str, ...],
+    dora: bool = False,
+    shape: Shape | None = None,
 ) -> float:
     held = 4 if dtype is torch.float32 else 2
     job = Job(
-        shape=SHAPES[kind],
+        shape=shape or SHAPES[kind],
         adapter=Adapter(r=1, targets=frozenset(targets), dora=dora) if targets else None,
         trained_bytes=4 if targets else held,
         frozen_bytes=held,
