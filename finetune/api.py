@@ -150,7 +150,7 @@ def train(*overrides: str, say: Callable[[str], None] = print) -> Run:
         from finetune.training.supervise import found_to_resume, start_and_wait
 
         run = check_run(list(overrides))
-        for line in [*run.composed.notes, *run.facts.lines]:
+        for line in run.lines:
             say(line)
         resume = found_to_resume(run, say)
         if resume is not None and resume.completed:

@@ -60,6 +60,11 @@ class RunDir:
         return self.path / "data.json"
 
     @property
+    def plan(self) -> Path:
+        """The forecast that the run was started or gone on with; not there where nothing could be planned."""
+        return self.path / "plan.json"
+
+    @property
     def environment(self) -> Path:
         return self.path / "environment.json"
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from finetune.errors import UserError
 
 VERBS = {
-    "train": "compose, check, prepare data, launch, train, save, verify, report (the default verb)",
+    "train": "compose, check, plan, prepare data, launch, train, save, verify, report (the default verb)",
     "prepare": "data only: load, check, tokenise, mask, pack, cache, show what is learnt",
     "plan": "does it fit, under which strategy, how fast, at what cost: for this machine or hardware=NAME",
     "merge": "a run's model, or an adapter on its base -> one standalone model folder, verified",
@@ -55,7 +55,7 @@ keys: recipe model adapter data trainer distributed hardware tracking choose a f
       model.* adapter.* data.* trainer.* (trl's SFTConfig) distributed.* launch.* checkpoint.* tracking.*
       hardware.* plan.* output_dir run_name seed set single values. Each is documented in
       finetune/config/schema.py; a wrong one names the nearest.
-exit: 0 done, 1 the run failed, 2 something to change (told in one message), 3 plan says that it does not fit,
+exit: 0 done, 1 the run failed, 2 something to change (told in one message), 3 it does not fit (plan, train),
       130/143/138 stopped by SIGINT/SIGTERM/SIGUSR1 after a checkpoint was saved"""
 
 MERGE = """\

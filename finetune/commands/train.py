@@ -29,10 +29,12 @@ def main(words: Words) -> int:
             )
         join(overrides, outer, say)
     run = check_run(overrides)
-    for line in [*run.composed.notes, *run.facts.lines]:
+    for line in run.lines:
         say(line)
     if "--dry-run" in words.flags:
         resume = to_resume(run)
+        if resume is None or not resume.completed:
+            run.refuse_unfit()
         where = resume.run_dir if resume is not None else run_folder(run)
         say(f"run       {where.path} (not started: --dry-run; the data is not looked at)")
         if as_json:

@@ -32,6 +32,7 @@ class OuterLaunch:
     num_processes: int
     strategy: Strategy | None
     on_cpu: bool
+    num_machines: int = 1
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     """What it demands that is not offered here."""
@@ -43,9 +44,11 @@ def outer_launch(environment: Mapping[str, str] = os.environ) -> OuterLaunch | N
     if not by_accelerate and "RANK" not in environment:
         return None
     strategy, notes = _strategy(environment)
+    size = int(environment.get("WORLD_SIZE", "1"))
     return OuterLaunch(
         launcher="accelerate launch" if by_accelerate else "torchrun",
-        num_processes=int(environment.get("WORLD_SIZE", "1")),
+        num_processes=size,
+        num_machines=max(size // int(environment.get("LOCAL_WORLD_SIZE", size)), 1),
         strategy=strategy,
         on_cpu=_true(environment, "ACCELERATE_USE_CPU"),
         notes=notes,

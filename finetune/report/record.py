@@ -46,6 +46,14 @@ def read_samples(run_dir: RunDir) -> list[dict[str, Any]]:
     return samples
 
 
+def planned_forecast(run_dir: RunDir) -> dict[str, Any] | None:
+    """What the chosen strategy was forecast to take; None where nothing was planned."""
+    if not run_dir.plan.exists():
+        return None
+    forecast: dict[str, Any] = json.loads(run_dir.plan.read_text(encoding="utf-8"))["forecast"]
+    return forecast
+
+
 def last_step(run_dir: RunDir) -> dict[str, Any]:
     """The last step that was logged; empty before the first one."""
     lines = run_dir.metrics.read_text(encoding="utf-8").splitlines() if run_dir.metrics.exists() else []

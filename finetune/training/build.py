@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import resource
-from typing import Any
+import logging
 
-import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -14,7 +12,8 @@ from trl import SFTConfig
 from finetune.config.rules import RunFacts
 from finetune.config.schema import RunConfig, Tracker
 from finetune.distributed.world import gather_objects
-from finetune.report.record import Report, summary
+from finetune.planner.forecast import BETWEEN, compared, compared_line
+from finetune.report.record import Report, planned_forecast, summary
 from finetune.training.callbacks import Checkpoints, Counters, Record, StepLine, StopSignals
 from finetune.training.early import EarlyStopping
 from finetune.training.proof import ProveBeforeStepOne
@@ -22,6 +21,8 @@ from finetune.training.rows import Rows
 from finetune.training.saving import Saving
 from finetune.training.tracking import RememberTracker
 from finetune.training.trainer import RunTrainer
+
+log = logging.getLogger(__name__)
 
 
 def build_trainer(
@@ -35,6 +36,8 @@ def build_trainer(
     stop: StopSignals,
 ) -> RunTrainer:
     """TRL's trainer on prepared rows, with records, checkpoints, signals and the proof before step 1."""
+    forecast = planned_forecast(report.run_dir)
+    report.update(memory={"planned_bytes": forecast and forecast["memory"]})
     trainer = RunTrainer(
         model=model,
         args=arguments,
@@ -64,29 +67,30 @@ def build_trainer(
     return trainer
 
 
-def record_training(report: Report, trainer: RunTrainer, facts: RunFacts, stopped_by: int) -> None:
+def record_training(report: Report, trainer: RunTrainer, stopped_by: int) -> None:
     """Add what the training came to, and the signal that it was stopped by; every rank calls it, rank 0
     writes.
     """
-    memory = gather_objects(peak_memory_bytes(facts.device))
+    trainer.peaks.end(BETWEEN)
+    memory = gather_objects(trainer.peaks.highest)
+    phases = gather_objects(trainer.peaks.phases)
+    longest = max(gather_objects(trainer.micro_batch_tokens))
     if trainer.args.process_index != 0:
         return
+    told = summary(trainer.state.log_history, trainer.state.global_step)
+    forecast = planned_forecast(report.run_dir)
     report.update(
-        **summary(trainer.state.log_history, trainer.state.global_step),
-        memory={"measured_bytes": memory},
+        **told,
+        memory={"planned_bytes": forecast and forecast["memory"], "measured_bytes": memory},
+        forecast=compared(forecast, phases, longest, trainer.step_seconds, told["tokens_per_second"]),
         highest_learning_rate=trainer.highest_rate,
         best=trainer.best,
         stopped_early=trainer.stopped_early,
         checkpoints={"saved": trainer.saving.saved, "waited_seconds": trainer.saving.waited_seconds},
     )
+    if report.content["forecast"] is not None:
+        log.info("forecast  %s", compared_line(report.content["forecast"]))
     report.update(status="failed")  # until the saved model is verified
     if stopped_by:
         report.update(status="interrupted", exit_code=128 + stopped_by)
     report.write()
-
-
-def peak_memory_bytes(device: str) -> dict[str, Any]:
-    """The most memory this process held: on its card, or in RAM when it runs on the CPU."""
-    if device == "cuda":
-        return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
-    return {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}

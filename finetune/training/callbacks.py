@@ -16,6 +16,7 @@ from finetune.config.schema import CheckpointConfig
 from finetune.distributed.launch import STOPPING
 from finetune.distributed.world import any_rank, some_rank_failed
 from finetune.paths import RunDir, append_whole
+from finetune.planner.forecast import LOADING
 from finetune.training.live import live_state
 from finetune.training.remote_run import upload_seconds
 from finetune.training.trainer import RunTrainer
@@ -110,6 +111,12 @@ class Counters(TrainerCallback):
 
     def __init__(self, trainer: RunTrainer) -> None:
         self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.peaks.end(LOADING)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.step_began = time.perf_counter()
 
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **kwargs: Any

@@ -61,7 +61,7 @@ def open_together(
 
     def prepare() -> str:
         run = check_run(overrides, outer)
-        for line in [*run.composed.notes, *run.facts.lines]:
+        for line in run.lines:
             say(line)
         resume = found_to_resume(run, say)
         if resume is not None and resume.completed:

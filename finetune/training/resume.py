@@ -37,6 +37,7 @@ HARMLESS = (
     *("hardware", "plan"),
     *("trainer.logging", "trainer.eval", "trainer.per_device_eval_batch_size", "trainer.dataloader"),
     *("trainer.per_device_train_batch_size", "trainer.gradient_accumulation_steps"),
+    *("trainer.activation_checkpointing", "model.shape"),
     "trainer.global_batch_size",
 )
 """Keys that may differ: what is learnt does not depend on them (the global batch itself is compared)."""

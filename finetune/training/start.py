@@ -35,7 +35,10 @@ from finetune.distributed.outer import (
 from finetune.errors import Problem, Refusal, refuse
 from finetune.hardware.probe import probe_devices
 from finetune.paths import PACKAGE, RunDir
+from finetune.planner.plan import Plan
+from finetune.planner.record import as_record
 from finetune.remote.address import place_of_resume
+from finetune.training.planned import plan_run, refuse_unfit, settled, told_lines
 from finetune.training.remote_run import refuse_silent_store, refuse_taken_name
 from finetune.training.resume import AUTO, Resume, find_resume, take_up
 from finetune.version import __version__
@@ -46,8 +49,30 @@ class CheckedRun:
     """A config that has passed every check, and what it means on this machine."""
 
     config: RunConfig
+    """With what the plan chose where it said `auto`; the strategy is in `facts`."""
     facts: RunFacts
     composed: Composed
+    plan: Plan | str
+    """A text: why there is none."""
+
+    @property
+    def lines(self) -> list[str]:
+        """What is told of it before it starts."""
+        if isinstance(self.plan, str):
+            forecast = [f"plan      none: {self.plan}"]
+        else:
+            asked = replace(self.composed.config, distributed=self.config.distributed)
+            forecast = told_lines(self.plan, asked)
+        return [*self.composed.notes, *self.facts.lines, *forecast]
+
+    def refuse_unfit(self) -> None:
+        """Nothing is made of a run that does not fit (`DoesNotFit`)."""
+        if not isinstance(self.plan, str):
+            refuse_unfit(self.config, self.plan, self.composed.subject)
+
+
+CARDS = ("gpu", "num_gpus", "name", "memory_mib", "reserved_mib", "capability", "bf16", "matmul_tflops")
+"""Keys of `hardware` that describe other cards than those of this machine."""
 
 
 def check_run(overrides: list[str], outer: OuterLaunch | None = None) -> CheckedRun:
@@ -63,29 +88,32 @@ def check_run(overrides: list[str], outer: OuterLaunch | None = None) -> Checked
                 "Leave out the slash.",
             )
         )
-    if config.hardware.gpu is not None:
+    cards = next((key for key in CARDS if getattr(config.hardware, key) is not None), None)
+    if cards is not None:
+        name = "hardware" if cards == "gpu" else f"hardware.{cards}"
         why = "a run takes place on this machine; another one can be planned for (`finetune plan`)"
-        problems.append(Problem(f"hardware={config.hardware.gpu}", why, "Leave the key out."))
+        problems.append(Problem(f"{name}={getattr(config.hardware, cards)}", why, "Leave the key out."))
     config = _named_by_its_address(config, problems)
     if outer is not None:
         config = _join(config, outer, problems)
-    facts = resolve(
-        config,
-        devices=probe_devices(),
-        world=None if outer is None else outer.num_processes,
-        given=composed.provenance,
-        problems=problems,
-        subject=composed.subject,
-    )
+    given, subject = composed.provenance, composed.subject
+    world = None if outer is None else outer.num_processes
+    plan = "" if problems else plan_run(config, given, subject, outer)
+    if isinstance(plan, str):
+        facts = resolve(
+            config, devices=probe_devices(), world=world, given=given, problems=problems, subject=subject
+        )
+    else:
+        config, facts = settled(config, plan)
     wrong = precision_problems(facts.precision)
     if outer is not None:
         wrong += strategy_problems(outer, facts.strategy)
         facts = replace(facts, notes=(*facts.notes, f"started by {outer.launcher}", *outer.notes))
     if wrong:
-        raise Refusal(wrong, composed.subject)
+        raise Refusal(wrong, subject)
     if config.launch.machine_rank == 0:
-        refuse_silent_store(config.checkpoint, composed.subject)
-    return CheckedRun(config, facts, composed)
+        refuse_silent_store(config.checkpoint, subject)
+    return CheckedRun(config, facts, composed, plan)
 
 
 def run_folder(run: CheckedRun) -> RunDir:
@@ -111,7 +139,13 @@ def to_resume(run: CheckedRun) -> Resume | None:
 
 
 def open_run(run: CheckedRun, resume: Resume | None = None) -> RunDir:
-    """Make the run's folder, or take up an old one, and write what every process of the run will read."""
+    """Make the run's folder, or take up an old one, and write what every process of the run will read.
+
+    Raises:
+        DoesNotFit: the plan's upper bound is more than the machine has.
+        Refusal: the folder cannot be made, or belongs to another run.
+    """
+    run.refuse_unfit()
     if resume is not None:
         take_up(resume)
         _write(run, resume.run_dir)
@@ -143,6 +177,10 @@ def open_run(run: CheckedRun, resume: Resume | None = None) -> RunDir:
 def _write(run: CheckedRun, run_dir: RunDir) -> None:
     save_config(run.config, run_dir.config)
     save_facts(run.facts, run_dir.facts)
+    run_dir.plan.unlink(missing_ok=True)
+    if not isinstance(run.plan, str):
+        record = json.dumps(as_record(run.plan, run.composed.config), indent=2)
+        run_dir.plan.write_text(f"{record}\n", encoding="utf-8")
     write_launch_file(run_dir.accelerate, launch_file(run.facts, run.config.launch, run.config.distributed))
     run_dir.environment.write_text(json.dumps(_environment(), indent=2) + "\n", encoding="utf-8")
 

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 
 from finetune.data.windows import WindowSampler
 from finetune.errors import RunFailed
+from finetune.planner.forecast import BACKWARD, BETWEEN, FORWARD, STEP
+from finetune.training.peaks import Peaks
 from finetune.training.rows import IGNORED, PreparedRows, RowLoader, row_lengths, supervised_counts
 from finetune.training.saving_trainer import SavingTrainer
 
@@ -30,6 +32,7 @@ class RunTrainer(SavingTrainer):
     - `training_step`: a loss that is not finite ends the run; upstream logs NaN as 0 and exits with 0.
     - `evaluate`: loss over all supervised tokens, the same for any batch size and number of processes.
     - `log`: tokens per second and supervised tokens beside the loss.
+    - `peaks`: the memory of each phase.
     """
 
     def __init__(self, *args: Any, train_dataset: Dataset, **kwargs: Any) -> None:
@@ -48,6 +51,11 @@ class RunTrainer(SavingTrainer):
         self.seen_tokens = 0
         self.seen_supervised = 0
         self.highest_rate = 0.0
+        self.peaks = Peaks(self.args.device.type)
+        self.micro_batch_tokens = 0
+        """The most tokens of one forward pass."""
+        self.step_seconds: list[float] = []
+        self.step_began = 0.0
         self._step_started = time.perf_counter()
         self._logged_tokens = 0
         self._overflows = 0
@@ -55,8 +63,16 @@ class RunTrainer(SavingTrainer):
     def get_train_dataloader(self) -> DataLoader[dict[str, Any]]:
         return self._row_loader(self.train_dataset, self.sampler)
 
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        self.peaks.end(BETWEEN)
+        self.micro_batch_tokens = max(self.micro_batch_tokens, inputs["input_ids"].numel())
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self.peaks.end(FORWARD)
+        return loss
+
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
+        self.peaks.end(BACKWARD)
         if not torch.isfinite(loss):
             raise self._not_finite("loss", loss.item())
         return loss
@@ -120,6 +136,8 @@ class RunTrainer(SavingTrainer):
 
     def count_step(self) -> None:
         """Add the rows of the optimizer step that just ended to the counters."""
+        self.peaks.end(STEP)
+        self.step_seconds.append(time.perf_counter() - self.step_began)
         self._count(self.state.global_step - 1)
 
     def _count(self, step: int) -> None:

@@ -61,7 +61,7 @@ def train(
         start = adapter_sums(model, loaded.checkpoint_dtype)
         trainer = build_trainer(arguments, model, tokenizer, rows, config, facts, report, stop)
         trainer.go(checkpoint_to_resume(run_dir))
-        record_training(report, trainer, facts, stop.agreed)
+        record_training(report, trainer, stop.agreed)
         if stop.agreed:
             step, name = trainer.state.global_step, run_dir.path.name
             log.info("stopped   after step %d; go on with: checkpoint.resume=auto run_name=%s", step, name)
