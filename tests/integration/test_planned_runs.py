@@ -114,7 +114,8 @@ def forecast_errors(*words: str) -> dict[str, float]:
 
 def test_the_forecast_is_what_torch_allocates() -> None:
     errors = forecast_errors("--strategies", "ddp,fsdp")
-    assert all(abs(error) < 0.15 for error in errors.values()), errors
+    assert abs(errors["ddp"]) < 0.04  # without the buckets that it keeps it would be 0.06
+    assert abs(errors["fsdp"]) < 0.08
 
 
 @pytest.mark.soak

@@ -96,5 +96,9 @@ def test_the_reason_names_what_is_lacking(with_cards: object) -> None:
 
 def test_without_a_global_batch_the_choice_does_not_change_what_is_learnt(with_cards: object) -> None:
     with_cards(H100, H100)
-    run, _ = planned("recipe=tiny_full", "trainer.global_batch_size=null", "launch.device=cuda")
-    assert run.facts.batch.global_size == 2 * 2
+    words = ["recipe=qwen8b_lora", "hardware.host_memory_gb=24"]
+    alone = check_run(words)
+    assert (alone.facts.strategy, alone.facts.batch.global_size) == ("single", 64)
+    assert any("(on 1 of 2 cards)" in line for line in alone.lines)
+    both = check_run([*words, "trainer.global_batch_size=null"])
+    assert both.facts.num_processes == 2
