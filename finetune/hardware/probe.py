@@ -77,9 +77,8 @@ def visible_cards(cards: tuple[Card, ...], visible: str | None) -> tuple[Card, .
             found.append(cards[int(entry)])
         elif by_uuid:
             found.append(by_uuid[0])
-        elif (
-            entry.startswith("MIG-") and cards
-        ):  # a slice of a card: the driver tells the memory of the whole
+        elif entry.startswith("MIG-") and cards:
+            # a slice of a card: the driver tells the memory of the whole
             found.append(replace(cards[0], memory_bytes=0))
         else:
             break

@@ -53,7 +53,7 @@ def _answer_one(overrides: list[str]) -> Planned:
     if config.hardware.gpu is not None and config.launch.device is Device.cpu:
         why = f"the run computes on the CPU, and hardware={config.hardware.gpu} is a card"
         problems.append(Problem("launch.device=cpu", why, "Leave one of them out."))
-    problems += [problem for problem in out_of_range(config) if problem not in problems]
+    problems += out_of_range(config)
     if problems:
         raise Refusal(problems, composed.subject)
     shape = read_shape(config.model, composed.subject)

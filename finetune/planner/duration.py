@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 from pathlib import Path
 
@@ -77,7 +78,14 @@ def _rows_of(path: str, limit: int | None) -> Rows | None:
     file = Path(os.path.expanduser(path))
     if file.suffix != ".jsonl" or not file.is_file():
         return None
-    with file.open("rb") as lines:
-        count = sum(1 for line in lines if line.strip())
+    state = file.stat()
+    count = _lines(file, state.st_mtime_ns, state.st_size)
     taken = count if limit is None else min(count, limit)
-    return Rows(taken, file.stat().st_size / BYTES_PER_TOKEN * taken / max(count, 1))
+    return Rows(taken, state.st_size / BYTES_PER_TOKEN * taken / max(count, 1))
+
+
+@cache
+def _lines(file: Path, changed_ns: int, size: int) -> int:
+    """Lines that hold something, counted once for all strategies; a file that has changed is another one."""
+    with file.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())

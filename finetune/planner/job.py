@@ -85,6 +85,11 @@ class Job:
         return sum(linear.parameters for linear in quantised) * shape.num_hidden_layers
 
     @property
+    def runs_layers_twice(self) -> bool:
+        """Whether a whole layer is run again in its backward pass."""
+        return self.recompute in (Recompute.full, Recompute.offload)
+
+    @property
     def casts(self) -> bool:
         """Whether trained weights are cast before they are used."""
         return self.stack.autocast and self.trained_bytes > self.compute_bytes

@@ -157,10 +157,10 @@ def device_memory(place: Placement) -> Memory:
 
 def _backward_of_one(place: Placement, layer: Layer) -> float:
     """Bytes for each token while one layer runs backward; recomputed, it holds all that it kept."""
-    stack, recompute = place.job.stack, place.job.recompute
-    if recompute not in (Recompute.full, Recompute.offload):
+    job, stack = place.job, place.job.stack
+    if not job.runs_layers_twice:
         return layer.working
-    brought_back = layer.input if recompute is Recompute.offload else 0.0
+    brought_back = layer.input if job.recompute is Recompute.offload else 0.0
     return layer.kept + layer.working + brought_back + (layer.input if stack.recomputed_output else 0.0)
 
 

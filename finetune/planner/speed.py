@@ -7,7 +7,6 @@ from math import log2
 
 from finetune.hardware.machine import Machine
 from finetune.planner.placement import Placement
-from finetune.planner.stack import Recompute
 from finetune.planner.traffic import OVERLAP, Traffic, seconds, traffic_of
 
 ACHIEVED_FLOPS = {0: 0.5, 7: 0.4, 8: 0.55, 9: 0.4, 10: 0.35, 12: 0.5}
@@ -60,7 +59,7 @@ def unpacking_seconds(place: Placement, machine: Machine) -> float:
     job = place.job
     if job.quantised_bytes is None:
         return 0.0
-    passes = 3 if job.recompute in (Recompute.full, Recompute.offload) else 2
+    passes = 3 if job.runs_layers_twice else 2
     moved = job.quantised_parameters * (job.quantised_bytes + 2 * job.compute_bytes)
     return passes * moved / (machine.memory_bytes_s * UNPACKING)
 
@@ -69,7 +68,7 @@ def launch_seconds(place: Placement) -> float:
     """Of one micro batch; layers that are run twice are started twice."""
     job = place.job
     operations = OPERATIONS + (ADAPTER_OPERATIONS if job.adapter is not None else 0)
-    again = 4 / 3 if job.recompute in (Recompute.full, Recompute.offload) else 1
+    again = 4 / 3 if job.runs_layers_twice else 1
     return operations * again * job.shape.num_hidden_layers * LAUNCH_SECONDS
 
 
@@ -79,10 +78,10 @@ def flops_per_token(place: Placement) -> float:
     """
     job, shape = place.job, place.job.shape
     passes = 2 + (4 if job.adapter is None else 2)
-    passes += 2 if job.recompute in (Recompute.full, Recompute.offload) else 0
+    passes += 2 if job.runs_layers_twice else 0
     seen = min(job.row_tokens, shape.sliding_window or job.row_tokens) / 2
     attention = 2 * 2 * shape.query_size * seen * shape.num_hidden_layers
-    again = 4 if job.recompute in (Recompute.full, Recompute.offload) else 3
+    again = 4 if job.runs_layers_twice else 3
     return passes * shape.active_parameters + again * attention + 6 * (job.trained if job.adapter else 0)
 
 

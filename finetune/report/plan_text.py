@@ -38,16 +38,14 @@ def plan_lines(plan: Plan, config: RunConfig, columns: int = 80, colour: bool = 
 def side_by_side(plans: list[tuple[Plan, RunConfig]], columns: int = 80) -> str:
     """One line for each machine: its chosen strategy."""
     out = StringIO()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("machine", *COLUMNS[:2], "GB a card", "s/step", "tokens/s", "hours", "cost"):
-        table.add_column(name, justify="left" if name in ("machine", *COLUMNS[:2]) else "right", no_wrap=True)
+    shown = (*COLUMNS[:2], "GB a card", "s/step", "tokens/s")
+    table = _headed("machine", *shown, "hours", "cost")
     for plan, config in plans:
         row = dict(zip(COLUMNS, cells(plan.chosen, plan), strict=True))
         duration = duration_of(plan.chosen, config, plan.machine)
         hours = "-" if duration.seconds is None else f"{duration.seconds / 3600:,.1f}"
         cost = "-" if duration.cost is None else f"{duration.cost:,.2f}"
-        shown = (row[name] for name in (*COLUMNS[:2], "GB a card", "s/step", "tokens/s"))
-        table.add_row(plan.machine.label, *shown, hours, cost)
+        table.add_row(plan.machine.label, *(row[name] for name in shown), hours, cost)
     Console(file=out, width=columns, no_color=True, highlight=False).print(table)
     return out.getvalue().rstrip("\n")
 
@@ -85,22 +83,25 @@ def _title(machine: Machine) -> str:
 
 
 def _table(plan: Plan) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for name in COLUMNS:
-        title = name if plan.machine.gpu else ON_CPU.get(name, name)
-        table.add_column(title, justify="left" if name in COLUMNS[:3] else "right", no_wrap=True)
+    table = _headed(*(name if plan.machine.gpu else ON_CPU.get(name, name) for name in COLUMNS))
     for option in plan.options:
         table.add_row(*cells(option, plan), style="bold" if option is plan.chosen else None)
+    return table
+
+
+def _headed(*titles: str) -> Table:
+    """A table without rows: three columns of words, then numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for position, title in enumerate(titles):
+        table.add_column(title, justify="left" if position < 3 else "right", no_wrap=True)
     return table
 
 
 def cells(option: Option, plan: Plan) -> tuple[str, ...]:
     """One row."""
     memory, time, traffic = option.memory, option.time, option.traffic
-    share, bound = (
-        option.card_bytes / plan.machine.usable_bytes,
-        Bound(memory.allocated.expected, option.card_bytes),
-    )
+    share = option.card_bytes / plan.machine.usable_bytes
+    bound = Bound(memory.allocated.expected, option.card_bytes)
     if plan.machine.gpu is None:
         share, bound = option.host.upper / plan.machine.host_bytes, resident_memory(memory)
     filled = min(round(share * BAR), BAR)

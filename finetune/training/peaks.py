@@ -37,12 +37,9 @@ class Peaks:
 
     def _taken(self) -> dict[str, int]:
         if self.device == "cuda":
-            taken = {
-                "allocated": torch.cuda.max_memory_allocated(),
-                "reserved": torch.cuda.max_memory_reserved(),
-            }
+            counted = torch.cuda.memory_stats()  # what max_memory_allocated and _reserved read, each anew
             torch.cuda.reset_peak_memory_stats()
-            return taken
+            return {kind: counted.get(f"{kind}_bytes.all.peak", 0) for kind in ("allocated", "reserved")}
         return {"resident": _highest_resident()}
 
 
