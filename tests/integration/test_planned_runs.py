@@ -101,26 +101,31 @@ def test_a_model_of_unknown_sizes_is_run_without_a_plan_and_told(tmp_path: Path)
     assert "model.shape.hidden_size" in auto.err
 
 
-def forecast_errors(*words: str) -> dict[str, float]:
-    """How far the forecast of each strategy is from the allocations of a run on CPU processes."""
+def forecast_and_measured(*words: str) -> dict[str, dict[str, Any]]:
+    """Bytes planned and bytes that a run on CPU processes allocated, by phase, for each strategy."""
     command = [sys.executable, str(REPOSITORY / "benchmarks" / "memory.py"), *words, "--json"]
     done = subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
-    return {r["strategy"]: max(r["planned"].values()) / max(r["measured"].values()) - 1 for r in rows}
+    return {row["strategy"]: row for row in json.loads(done.stdout)}
+
+
+def error(row: dict[str, Any]) -> float:
+    return max(row["planned"].values()) / max(row["measured"].values()) - 1
 
 
 def test_the_forecast_is_what_torch_allocates() -> None:
-    errors = forecast_errors("--strategies", "ddp,fsdp")
-    assert abs(errors["ddp"]) < 0.04  # without the buckets that it keeps it would be 0.06
-    assert abs(errors["fsdp"]) < 0.08
+    rows = forecast_and_measured("--strategies", "ddp,fsdp")
+    assert all(abs(error(row)) < 0.08 for row in rows.values()), rows
+    # DDP rebuilds its buckets once. Where a thread of gloo drops the old ones the profiler does not see it:
+    # 1.20 times what is planned; with no buckets in the plan 1.25 or more
+    assert rows["ddp"]["measured"]["step"] < 1.22 * rows["ddp"]["planned"]["step"]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_the_forecast_is_what_torch_allocates_under_every_strategy(method: str) -> None:
-    errors = forecast_errors("--method", method)
-    assert len(errors) == 9
-    assert all(abs(error) < 0.15 for error in errors.values()), errors
+    rows = forecast_and_measured("--method", method)
+    assert len(rows) == 9
+    assert all(abs(error(row)) < 0.15 for row in rows.values()), rows
