@@ -6,21 +6,22 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from finetune.errors import UserError
+from finetune.usage import EXAMPLES, OWN
 
 VERBS = {
     "train": "compose, check, plan, prepare data, launch, train, save, verify, report (the default verb)",
     "prepare": "data only: load, check, tokenise, mask, pack, cache, show what is learnt",
     "plan": "does it fit, under which strategy, how fast, at what cost: for this machine or hardware=NAME",
+    "doctor": "is this machine all right for the recipe: cards, links, memory, disks, network, software",
+    "rehearse": "the whole run with a shrunken twin of the model on CPU processes: kill, resume, reload",
+    "scale": "short runs on 1, 2, 4 ... processes: time per step, speed-up, verdict",
     "merge": "a run's model, or an adapter on its base -> one standalone model folder, verified",
 }
 NOT_BUILT = {
-    "doctor": "checks this machine for the recipe",
-    "rehearse": "the same run with a shrunken model on CPU processes",
     "fetch": "brings model and data of a recipe here",
     "evaluate": "loss, perplexity and accuracy of a run or a model",
     "generate": "answer a prompt, a file of prompts, or chat",
     "report": "one run, or several side by side",
-    "scale": "short runs on 1, 2, 4 ... processes",
 }
 FLAGS = {
     "--help": "this text, or a verb's",
@@ -32,6 +33,11 @@ FLAGS_OF = {
     "train": {
         "--dry-run": "check config and machine and print what they come to; no data is read, nothing starts"
     },
+    "doctor": {
+        "--quick": "the machine alone: needs nothing but a bare Python, and starts no process of a run"
+    },
+    "rehearse": {"--all": "every architecture of conf/model with every method under every strategy (hours)"},
+    "scale": {"--hold": "global (the default) or micro: the batch that stays as processes are added"},
     "merge": {
         "--dtype": "TYPE: float32, bfloat16 or float16 instead of the base checkpoint's own",
         "--to": "DIR: where the folder is written, instead of RUN/merged (or FOLDER-merged)",
@@ -39,39 +45,9 @@ FLAGS_OF = {
     },
 }
 """Flags that only one verb knows."""
-TAKE_VALUE = frozenset(FLAGS_OF["merge"])
+TAKE_VALUE = frozenset({*FLAGS_OF["merge"], *FLAGS_OF["scale"]})
 """Flags with a value: `--to DIR` or `--to=DIR`."""
 NOT_BUILT_FLAGS = ("--multirun",)
-EXAMPLES = """\
-examples:
-  python -m finetune recipe=tiny_lora
-  python -m finetune recipe=qwen8b_full distributed=zero3
-  python -m finetune plan recipe=qwen8b_full hardware=4x_a100_80gb
-  python -m finetune recipe=qwen8b_lora data.train='[{path: rows.jsonl}]' trainer.max_steps=100
-  python -m finetune recipe=tiny_lora distributed=fsdp launch.device=cpu launch.num_processes=2
-
-keys: recipe model adapter data trainer distributed hardware tracking choose a file of conf/ or recipes/
-      (recipe=NAME or a path);
-      model.* adapter.* data.* trainer.* (trl's SFTConfig) distributed.* launch.* checkpoint.* tracking.*
-      hardware.* plan.* output_dir run_name seed set single values. Each is documented in
-      finetune/config/schema.py; a wrong one names the nearest.
-exit: 0 done, 1 the run failed, 2 something to change (told in one message), 3 it does not fit (plan, train),
-      130/143/138 stopped by SIGINT/SIGTERM/SIGUSR1 after a checkpoint was saved"""
-
-MERGE = """\
-usage: python -m finetune merge RUN [model.name_or_path=DIR] [flags]
-
-RUN is a run's folder (its model/ is taken), a folder with a saved adapter, or a whole model. An adapter is
-merged into the unquantised base; the folder appears once it has been opened afresh and equals its source.
-
-examples:
-  python -m finetune merge runs/X
-  python -m finetune merge runs/X/model --to ~/models/x --dtype float16
-  python -m finetune merge adapter model.name_or_path=~/models/the-base
-  python -m finetune merge runs/X --push hub://me/x
-
-keys: model.* alone (where the base is, and how it is opened).
-exit: 0 written and verified, 1 it failed (nothing is left), 2 something to change (told in one message)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +90,7 @@ def split_words(arguments: list[str]) -> Words:
 def help_text(verb: str | None) -> str:
     if verb is not None:
         built = VERBS.get(verb)
-        text = MERGE if verb == "merge" else EXAMPLES
+        text = OWN.get(verb, EXAMPLES)
         title = f"finetune {verb}: {built or NOT_BUILT[verb] + ' (not built yet)'}"
         return f"{title}\n\n{_flags(FLAGS_OF.get(verb, {}))}\n\n{text}"
     verbs = [f"  {name:<9} {what}" for name, what in VERBS.items()]

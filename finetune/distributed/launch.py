@@ -25,6 +25,7 @@ from finetune.distributed.parent import end_with_parent
 from finetune.paths import RunDir
 from finetune.secrets import masked_file
 
+WORKER = "finetune.training.worker"
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 GRACE_SECONDS = 10.0
 """How long the other ranks may take to end after one has failed."""
@@ -39,6 +40,8 @@ class Ended:
     """The first rank that failed."""
     told: str = ""
     """What that rank said: its traceback, or the message of a known problem."""
+    signal: str = ""
+    """What killed it (`SIGKILL`), where it could not say anything."""
 
 
 class Workers:
@@ -50,12 +53,16 @@ class Workers:
         facts: RunFacts,
         launch: LaunchConfig,
         relay: Callable[[str], None] | None = None,
+        module: str = WORKER,
     ) -> None:
-        """`relay` gets rank 0's lines; null: they go to this process's own stdout."""
+        """`relay` gets rank 0's lines; null: they go to this process's own stdout. `module` is what every
+        process runs, with the folder as its one argument.
+        """
         self.run_dir = run_dir
         self.facts = facts
         self.launch = launch
         self.relay = relay
+        self.module = module
         self.received = 0
         self.at_once = False
         """A second signal has come: nothing is waited for any more."""
@@ -75,7 +82,7 @@ class Workers:
         assert self._log.stdin is not None
         with self._log.stdin as launcher_log:
             self.process = subprocess.Popen(
-                accelerate_command(self.run_dir, self.facts, self.launch),
+                accelerate_command(self.run_dir, self.facts, self.launch, self.module),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if self.relay else None,
                 stderr=launcher_log,
@@ -127,7 +134,8 @@ class Workers:
         said = self.run_dir.launcher_log.read_bytes()[self._said_before :].decode("utf-8", errors="replace")
         killed = killed_rank(said) if code != 0 and not self.received else None
         if killed is not None:
-            return Ended(1, *killed)  # the others only noticed it
+            rank, name = killed  # the others only noticed it
+            return Ended(1, rank, f"The process was ended by {name}; it could say nothing.", name)
         failure = first_failure(self.run_dir)
         if failure is not None:
             return Ended(failure["exit_code"], failure["rank"], failure["told"])
@@ -138,8 +146,8 @@ class Workers:
         stopped = stopped_by_itself(self.run_dir)
         if stopped is not None:
             return Ended(stopped)
-        rank, why = silent_death(said)
-        return Ended(1, rank, f"{why}\nWhat the launcher said: {self.run_dir.launcher_log}")
+        silent, why = silent_death(said)
+        return Ended(1, silent, f"{why}\nWhat the launcher said: {self.run_dir.launcher_log}")
 
     def _pass_on(self, relay: Callable[[str], None]) -> None:
         assert self.process.stdout is not None
@@ -154,7 +162,7 @@ class Workers:
             self.kill()
             return
         self.received = number
-        workers = _workers(self.process.pid)
+        workers = _workers(self.process.pid, self.module)
         if len(workers) < self.facts.num_processes // self.launch.num_machines:
             self.kill()  # some are not there yet to hear of it: nothing has been trained
             return
@@ -171,7 +179,9 @@ def stopped_by_itself(run_dir: RunDir) -> int | None:
     return report.get("exit_code") if report.get("status") == "interrupted" else None
 
 
-def accelerate_command(run_dir: RunDir, facts: RunFacts, launch: LaunchConfig) -> list[str]:
+def accelerate_command(
+    run_dir: RunDir, facts: RunFacts, launch: LaunchConfig, module: str = WORKER
+) -> list[str]:
     """The command that starts the workers; a config file is always named, so a user's default one is never
     read.
     """
@@ -186,7 +196,7 @@ def accelerate_command(run_dir: RunDir, facts: RunFacts, launch: LaunchConfig) -
         "--num_cpu_threads_per_process",
         str(threads),
         "-m",
-        "finetune.training.worker",
+        module,
         str(run_dir.path),
     ]
 
@@ -225,7 +235,7 @@ def first_failure(run_dir: RunDir) -> dict[str, Any] | None:
 
 
 def killed_rank(text: str) -> tuple[int, str] | None:
-    """A worker that a signal ended which none of ours sends, by what the launcher said."""
+    """A worker that a signal ended which none of ours sends, and that signal, by what the launcher said."""
     ended = [("0", name) for name in re.findall(r"died with <Signals\.(SIG\w+):", text)]
     # all that it lists: the first one that it saw may be one that only noticed
     listed = re.findall(r"rank\s*:\s*(\d+) \(local_rank.*\n\s*exitcode\s*:\s*-(\d+)", text)
@@ -233,8 +243,7 @@ def killed_rank(text: str) -> tuple[int, str] | None:
     ours = {number.name for number in STOPPING}
     for rank, name in ended:
         if name not in ours:
-            memory = " (the kernel does so when memory is short: see dmesg)" if name == "SIGKILL" else ""
-            return int(rank), f"The process was ended by {name}{memory}; it could say nothing."
+            return int(rank), name
     return None
 
 
@@ -262,11 +271,11 @@ def _family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _workers(pid: int) -> list[psutil.Process]:
+def _workers(pid: int, module: str) -> list[psutil.Process]:
     found = []
     for process in _family(pid)[1:]:
         with _Gone():
-            if "finetune.training.worker" in process.cmdline():
+            if module in process.cmdline():
                 found.append(process)
     return found
 

@@ -56,6 +56,7 @@ def load_model(
     if not full:
         loaded.requires_grad_(False)
     _freeze_towers(loaded)
+    _name_layers(loaded)
     return LoadedModel(loaded, stored)
 
 
@@ -171,6 +172,15 @@ def _freeze_towers(model: PreTrainedModel) -> None:
     log.info(
         "text-only run of a multimodal checkpoint: %s parameters of other towers are frozen", f"{count:,}"
     )
+
+
+def _name_layers(model: PreTrainedModel) -> None:
+    """Leave out names of layers that the model does not have: accelerate refuses to shard it for them.
+
+    transformers names the layers of every part that a tower's family can have, e.g. a text part of SigLIP.
+    """
+    there = {type(module).__name__ for module in model.modules()}
+    model._no_split_modules = [name for name in model._no_split_modules or () if name in there]
 
 
 def checkpoint_dtype(config: PretrainedConfig) -> torch.dtype:

@@ -78,7 +78,7 @@ def _on_the_ladder(config: RunConfig, shape: Shape, given: dict[str, str], subje
             continue
         wanted = replace(catalogue()[card], num_gpus=count, price_per_hour=config.hardware.price_per_hour)
         plan = make_plan(config, machine_of(wanted, config.launch.num_machines), shape, given, subject)
-        if plan.fits and not plan.chosen.offloads:
+        if plan.fits and (not plan.chosen.offloads or config.distributed.strategy is plan.chosen.strategy):
             break
     assert plan is not None
     fits = "the smallest of the usual machines that it fits on" if plan.fits else "the largest that is tried"

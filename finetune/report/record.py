@@ -67,6 +67,12 @@ def report_end(run_dir: RunDir, status: str, told: str) -> None:
     Report(run_dir, {**known, "status": status, "error": told}).write()
 
 
+def report_diagnosis(run_dir: RunDir, diagnosis: dict[str, Any] | None) -> None:
+    """Add the known cause of a failure; null: none is known."""
+    known = read_report(run_dir) if run_dir.report.exists() else {}
+    Report(run_dir, {**known, "diagnosis": diagnosis}).write()
+
+
 def summary(history: list[dict[str, Any]], steps_made: int) -> dict[str, Any]:
     """Loss, speed and tokens from the logged steps.
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import NoReturn
 
 from finetune.config.saved import load_config
 from finetune.config.schema import RunConfig
+from finetune.distributed.launch import first_failure
 from finetune.distributed.outer import OuterLaunch
+from finetune.distributed.output import Terminal
 from finetune.distributed.world import MainFailed, current_world, on_main_first
 from finetune.errors import RUN_FAILED
 from finetune.logs import set_up_logging
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
+from finetune.report.record import report_diagnosis
+from finetune.training.diagnosis import Before, diagnose, look_before
 from finetune.training.hooks import run_hook
 from finetune.training.lock import held
 from finetune.training.prepare import freed_when_refused, prepare_rows
-from finetune.training.process import Terminal, end, guarded, keep_output
+from finetune.training.process import end, guarded, keep_output
 from finetune.training.room import refuse_small_disk
 from finetune.training.sending import Sending
 from finetune.training.start import check_run, open_run
@@ -45,10 +51,12 @@ def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -
     set_up_logging(main=world.is_main)
     config = load_config(run_dir.config)
     work = partial(guarded, run_dir, world.rank, run)
-    code = run_to_its_end(config, run_dir, work, log.info) if world.is_main else work()
-    terminal.close_log()
-    if code != 0 and not world.is_main:
-        _tell(terminal, run_dir, world.rank)
+    before = look_before(run_dir)
+    with outliving_sigterm():
+        code = run_to_its_end(config, run_dir, work, log.info) if world.is_main else work()
+        terminal.close_log()
+        if code != 0 and not world.is_main:
+            _tell(terminal, before, world.rank)
     end(code)
 
 
@@ -88,11 +96,17 @@ def run_to_its_end(
     """Rank 0's part of a run in a world that another launcher made: send it beside the training, and call the
     user's command when all of it is there. Returns the exit code.
     """
-    code, lost = RUN_FAILED, ""
-    with Sending(config, run_dir, say) as sending:
+    code, lost, before = RUN_FAILED, "", look_before(run_dir)
+    with ExitStack() as outliving, Sending(config, run_dir, say) as sending:
+        outliving.enter_context(outliving_sigterm())
         sending.start()
         try:
             code = work()
+            if code == 0:
+                outliving.close()
+            else:
+                for line in _diagnosis_lines(before, rank=0):
+                    say(line)
         finally:
             lost = sending.finish(code)
             if lost:
@@ -102,8 +116,44 @@ def run_to_its_end(
     return code
 
 
-def _tell(terminal: Terminal, run_dir: RunDir, rank: int) -> None:
+@contextmanager
+def outliving_sigterm() -> Iterator[None]:
+    """Go on through the signal that a launcher sends to every rank when one has failed (torchrun's SIGKILL
+    follows half a minute later): why is told, and the user's command called. Training itself hears it.
+    """
+    if current_thread() is not main_thread():  # a notebook's: signals stay with whoever owns them
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _diagnosis_lines(before: Before, rank: int) -> list[str]:
+    """The known cause of a failure, which goes into the report; told by the rank that it is about.
+
+    Rank 0 tells it for a rank that could say nothing, and rank 1 for rank 0.
+    """
+    found = diagnose(before) if first_failure(before.run_dir) is not None else None
+    if found is None:
+        return []
+    speaker = found.rank or 0
+    if not before.run_dir.failure(speaker).exists():
+        speaker = 0 if speaker else 1
+    if rank != speaker:
+        return []
+    with suppress(OSError):  # a full disk
+        report_diagnosis(before.run_dir, found.record)
+    return found.lines
+
+
+def _tell(terminal: Terminal, before: Before, rank: int) -> None:
+    run_dir = before.run_dir
     failure = run_dir.failure(rank)
     if failure.exists():
+        for line in _diagnosis_lines(before, rank):
+            terminal.write(f"{line}\n")
         terminal.write(f"rank {rank} failed; its output: {run_dir.log(rank)}\n")
         terminal.write(run_dir.log(rank).read_text(encoding="utf-8", errors="replace")[-4000:])

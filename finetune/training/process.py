@@ -7,13 +7,11 @@ from __future__ import annotations
 import gc
 import json
 import os
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
@@ -24,40 +22,15 @@ from finetune.config.rules import RunFacts
 from finetune.config.schema import RunConfig
 from finetune.config.strategy import TRAITS, Engine
 from finetune.distributed.cpu import cpu_stand_in
+from finetune.distributed.output import Terminal, print_into
 from finetune.distributed.parent import end_with_parent
 from finetune.distributed.world import World, announce_failure, open_process_group
 from finetune.errors import FinetuneError
 from finetune.logs import set_up_logging
 from finetune.paths import RunDir
 from finetune.report.record import report_end
-from finetune.secrets import masked, masked_file
+from finetune.secrets import masked
 from finetune.training.tracking import tracker_environment
-
-LOG_SECONDS = 1.0
-"""How long the end of a process waits for its log."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terminal:
-    """Where this process printed before its output went to a file."""
-
-    descriptor: int
-    log: subprocess.Popen[bytes]
-    """What writes that file."""
-
-    def write(self, text: str) -> None:
-        with suppress(OSError):  # a terminal that was closed does not end a run
-            os.write(self.descriptor, text.encode("utf-8", errors="backslashreplace"))
-
-    def close_log(self) -> None:
-        """Print no more, and wait until all that was printed is in the file."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        with suppress(subprocess.TimeoutExpired):  # a child of this process may go on printing
-            self.log.wait(timeout=LOG_SECONDS)
 
 
 def run_process(run_dir: RunDir, work: Callable[[RunDir], int]) -> NoReturn:
@@ -106,23 +79,10 @@ def record_failure(run_dir: RunDir, rank: int, told: str, code: int) -> None:
 
 
 def keep_output(run_dir: RunDir, rank: int) -> Terminal:
-    """Send everything this process prints to its file; rank 0's goes to the terminal too.
-
-    It passes through a process that masks secrets, whoever prints: Python, a library in C, a child.
-    """
+    """Send everything this process prints to its file; rank 0's goes to the terminal too."""
     # a tracker that listens to sys.stdout would upload what is printed before it is masked
     os.environ.setdefault("WANDB_CONSOLE", "off")
-    log = masked_file(run_dir.log(rank), terminal=rank == 0)
-    assert log.stdin is not None
-    terminal, target = Terminal(os.dup(2), log), log.stdin.fileno()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    log.stdin.close()
-    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    return terminal
+    return print_into(run_dir.log(rank), terminal=rank == 0)
 
 
 @contextmanager

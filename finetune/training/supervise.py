@@ -5,19 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from finetune.config.facts import load_facts
-from finetune.config.saved import load_config
-from finetune.config.schema import RunConfig
 from finetune.distributed.launch import Ended, Workers
 from finetune.errors import RUN_FAILED, FinetuneError, RunFailed, UserError
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
-from finetune.report.record import report_end
+from finetune.report.record import report_diagnosis, report_end
 from finetune.secrets import masked_file
+from finetune.training.diagnosis import Before, diagnose, diagnose_error, look_before
 from finetune.training.hooks import run_hook
 from finetune.training.lock import held
 from finetune.training.prepare import freed_when_refused, prepare_rows, refuse_other_rows
@@ -46,6 +45,7 @@ def _start_and_wait(
     run: CheckedRun, run_dir: RunDir, say: Say, relay: Say | None, resume: Resume | None
 ) -> tuple[RunDir, Ended]:
     say(f"run       {run_dir.path}")
+    before = look_before(run_dir)
     with Sending(run.config, run_dir, say) as sending:
         try:
             with freed_when_refused(run, run_dir, resume):
@@ -55,16 +55,18 @@ def _start_and_wait(
                     prepare_rows(run, run_dir, say)
                     sending.start()
                     ended = workers.wait()
-        except UserError:
+        except UserError as refused:
+            _tell_diagnosis(before, refused, say)
             raise
         except (Exception, SystemExit) as error:
             report_end(run_dir, "interrupted" if isinstance(error, SystemExit) else "failed", str(error))
+            report_diagnosis(run_dir, _tell_diagnosis(before, error, say))
             code = int(error.code or 0) if isinstance(error, SystemExit) else 1
             run_hook(run.config, run_dir, code, say)
             raise
         if ended.exit_code != 0 and not ended.told and not run_dir.report.exists():
             report_end(run_dir, "interrupted", "stopped before the first step")
-        return run_dir, _ended_with_hook(run.config, run_dir, ended, sending, say, at_once=workers.at_once)
+        return run_dir, _ended_with_hook(before, ended, sending, say, at_once=workers.at_once)
 
 
 def start_detached(run: CheckedRun, say: Say, resume: Resume | None = None) -> RunDir:
@@ -107,16 +109,14 @@ def found_to_resume(run: CheckedRun, say: Say) -> Resume | None:
     return resume
 
 
-def _ended_with_hook(
-    config: RunConfig, run_dir: RunDir, ended: Ended, sending: Sending, say: Say, *, at_once: bool
-) -> Ended:
+def _ended_with_hook(before: Before, ended: Ended, sending: Sending, say: Say, *, at_once: bool) -> Ended:
     """How the run ended, after all of it is off the machine, and then the user's command for it."""
-    failure = _failure(run_dir, ended)
+    failure = _failure(before, ended)
     lost = sending.finish(ended.exit_code, at_once=at_once)
     code = ended.exit_code or (RUN_FAILED if lost else 0)
     if lost and ended.exit_code != 0:
         say(f"WARNING   {lost}")
-    run_hook(config, run_dir, code, say)
+    run_hook(before.config, before.run_dir, code, say)
     if failure is None and code != ended.exit_code:
         failure = RunFailed(lost, code)
     if failure is not None:
@@ -124,13 +124,26 @@ def _ended_with_hook(
     return ended
 
 
-def _failure(run_dir: RunDir, ended: Ended) -> RunFailed | None:
+def _failure(before: Before, ended: Ended) -> RunFailed | None:
     if not ended.told:
         return None
+    run_dir, found = before.run_dir, diagnose(before, ended)
     who = f"rank {ended.failed_rank} failed first" if ended.failed_rank is not None else "the run failed"
-    if not run_dir.failure(ended.failed_rank or 0).exists():
-        report_end(run_dir, "failed", ended.told)
-    return RunFailed(f"\n{who}; output of every rank: {run_dir.logs}\n{ended.told}", ended.exit_code)
+    with suppress(OSError):  # a full disk: it is told on the terminal
+        if not run_dir.failure(ended.failed_rank or 0).exists():
+            report_end(run_dir, "failed", ended.told)
+        report_diagnosis(run_dir, found.record if found is not None else None)
+    why = "".join(f"{line}\n" for line in found.lines) if found is not None else ""
+    message = f"\n{why}{who}; output of every rank: {run_dir.logs}\n{ended.told}"
+    return RunFailed(message, ended.exit_code)
+
+
+def _tell_diagnosis(before: Before, error: BaseException, say: Say) -> dict[str, Any] | None:
+    """Tell why this very process failed, above its message; what goes into the report."""
+    found = diagnose_error(before, error)
+    for line in found.lines if found is not None else ():
+        say(line)
+    return found.record if found is not None else None
 
 
 def _send_again(run: CheckedRun, resume: Resume, say: Say) -> None:
@@ -144,14 +157,15 @@ def _send_again(run: CheckedRun, resume: Resume, say: Say) -> None:
 
 def _continue_detached(path: str) -> int:
     run_dir = RunDir(Path(path))
-    config, facts = load_config(run_dir.config), load_facts(run_dir.facts)
+    before = look_before(run_dir)
+    config, facts = before.config, before.facts
     rank = config.launch.machine_rank
     try:
         with held(run_dir, rank), Sending(config, run_dir, _to_log) as sending:
             with Workers(run_dir, facts, config.launch) as workers:
                 sending.start()
                 ended = workers.wait()
-            told = _ended_with_hook(config, run_dir, ended, sending, _to_log, at_once=workers.at_once)
+            told = _ended_with_hook(before, ended, sending, _to_log, at_once=workers.at_once)
             return told.exit_code
     except FinetuneError as failed:
         sys.stderr.write(f"{failed}\n")

@@ -8,13 +8,15 @@ import logging
 import sys
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerFast
+
 from finetune.config.facts import load_facts
 from finetune.config.rules import RunFacts
 from finetune.config.saved import load_config
 from finetune.config.schema import RunConfig
 from finetune.model.adapter import attach_adapter
 from finetune.model.attention import choose_attention
-from finetune.model.load import checkpoint_class, load_model, model_config
+from finetune.model.load import LoadedModel, checkpoint_class, load_model, model_config
 from finetune.model.tokenizer import load_tokenizer
 from finetune.model.vocabulary import give_rows
 from finetune.paths import RunDir
@@ -27,6 +29,7 @@ from finetune.training.process import free_memory, run_process, strategy_environ
 from finetune.training.proof import prove_saved_model
 from finetune.training.rows import load_rows
 from finetune.training.save import Saved, adapter_sums, save_model
+from finetune.training.trainer import RunTrainer
 
 log = logging.getLogger("finetune.training.worker")  # `__main__` in a process of our launcher
 
@@ -48,18 +51,8 @@ def train(
 ) -> Saved | None:
     """Train and save; None when a signal ended the run, a checkpoint having been saved."""
     with strategy_environment(config, facts, run_dir):
-        tokenizer = load_tokenizer(config.model)
-        rows = load_rows(run_dir)
-        checkpoint = model_config(config.model)
-        attention = choose_attention(checkpoint_class(checkpoint), checkpoint, config, facts)
-        arguments = sft_arguments(
-            config, facts, run_dir, attention
-        )  # before the model: ZeRO-3 shards while loading
-        loaded = load_model(checkpoint, config.model, config.adapter, facts, attention)
-        give_rows(loaded.model, tokenizer, config.adapter, config.seed)
-        model = attach_adapter(loaded.model, config.adapter, config.seed, config.model.revision)
-        start = adapter_sums(model, loaded.checkpoint_dtype)
-        trainer = build_trainer(arguments, model, tokenizer, rows, config, facts, report, stop)
+        trainer, loaded, tokenizer = build(config, facts, run_dir, report, stop)
+        start = adapter_sums(trainer.model, loaded.checkpoint_dtype)
         trainer.go(checkpoint_to_resume(run_dir))
         record_training(report, trainer, stop.agreed)
         if stop.agreed:
@@ -68,6 +61,22 @@ def train(
             return None
         trainer.take_up_best()
         return save_model(trainer, loaded, start, tokenizer, config.data.thinking, run_dir)
+
+
+def build(
+    config: RunConfig, facts: RunFacts, run_dir: RunDir, report: Report, stop: StopSignals
+) -> tuple[RunTrainer, LoadedModel, PreTrainedTokenizerFast]:
+    """Everything that trains, ready to go."""
+    tokenizer = load_tokenizer(config.model)
+    rows = load_rows(run_dir)
+    checkpoint = model_config(config.model)
+    attention = choose_attention(checkpoint_class(checkpoint), checkpoint, config, facts)
+    # before the model: ZeRO-3 shards while loading
+    arguments = sft_arguments(config, facts, run_dir, attention)
+    loaded = load_model(checkpoint, config.model, config.adapter, facts, attention)
+    give_rows(loaded.model, tokenizer, config.adapter, config.seed)
+    model = attach_adapter(loaded.model, config.adapter, config.seed, config.model.revision)
+    return build_trainer(arguments, model, tokenizer, rows, config, facts, report, stop), loaded, tokenizer
 
 
 if __name__ == "__main__":

@@ -1,0 +1,39 @@
+"""`finetune rehearse`: the whole run with a shrunken twin of its model, on processes of this CPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+from dataclasses import asdict
+
+from finetune.errors import CHECK_SAID_NO, UserError
+from finetune.logs import set_up_logging
+from finetune.preflight.check import FAIL
+from finetune.words import Words
+
+
+def main(words: Words) -> int:
+    """Rehearse; 3 when a stage fails."""
+    if words.runs:
+        raise UserError(f"'{words.runs[0]}' is no key=value. Did you mean recipe={words.runs[0]}?")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # tidies up on its way out
+    set_up_logging(main=True)
+    from finetune.preflight.every import rehearse_all
+    from finetune.preflight.rehearsal import UNTOLD, Stage, rehearse, stage_lines, verdict
+
+    columns = max(shutil.get_terminal_size().columns, 80)
+
+    def told(stage: Stage) -> None:
+        if "--json" not in words.flags:
+            print(stage_lines(stage, columns), flush=True)
+
+    play = rehearse_all if "--all" in words.flags else rehearse
+    stages = play(list(words.overrides), told)
+    ok = all(stage.status != FAIL for stage in stages)
+    if "--json" in words.flags:
+        print(json.dumps({"ok": ok, "stages": [asdict(stage) for stage in stages]}))
+    else:
+        print(f"\n{verdict(stages)}\n{UNTOLD}")
+    return 0 if ok else CHECK_SAID_NO

@@ -1,0 +1,222 @@
+"""What does the machine have besides its cards: memory, cores, disks, limits, tools?
+
+What a container allows counts, not what its host has. Needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from finetune.paths import PACKAGE
+
+PROBE_BYTES, CHUNK_BYTES, PROBE_SECONDS = 256 * 2**20, 8 * 2**20, 1.5
+"""How much is written to measure a disk, in pieces that each reach it, and for how long at most."""
+MEMORY = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""Limit and use below /sys/fs/cgroup, as version 2 and version 1 tell them inside a container."""
+CPU = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
+"""Time a period and the period: in one file in version 2, in two in version 1."""
+CGROUP = Path("/sys/fs/cgroup")
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.", "ceph", "lustre", "gpfs", "beegfs", "9p", "virtiofs")
+"""How file systems begin whose files lie on another machine."""
+SUITABLE = ((3, 11), (3, 13))
+"""The oldest and the newest Python that the package is installed with."""
+PYTHONS = ("python3", "python3.13", "python3.12", "python3.11")
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The file system that a folder lies on, or would lie on."""
+
+    folder: str
+    nearest: str
+    """The folder itself, or the nearest one above that exists."""
+    kind: str
+    """`ext4`, `overlay`, `tmpfs`, `nfs4`, ...; empty: not known."""
+    free_bytes: int
+    free_files: int | None
+    """Files that can still be made; None: the file system sets no such limit."""
+    write_bytes_s: float | None
+    """Measured; None: too little is free to measure it."""
+    problem: str
+    """Why nothing can be written; empty: it can."""
+
+    @property
+    def in_memory(self) -> bool:
+        return self.kind in ("tmpfs", "ramfs")
+
+    @property
+    def in_container(self) -> bool:
+        """It goes with the container."""
+        return self.kind in ("overlay", "overlayfs", "aufs")
+
+    @property
+    def on_network(self) -> bool:
+        return self.kind.startswith(NETWORK)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine without its cards."""
+
+    memory_bytes: int
+    free_memory_bytes: int
+    swap_bytes: int
+    cores: float
+    """That this process may use at once; a container's share may be a fraction."""
+    shared_memory_bytes: int
+    """Of /dev/shm; 0: there is none."""
+    open_files: int
+    open_files_possible: int
+    """What `ulimit -n` may raise it to; -1: no limit."""
+    disk: Disk
+    now: float
+    """The machine's clock, in seconds since 1970."""
+    files_are_from: float
+    """When the newest file of this package was written."""
+    python: tuple[int, int]
+    other_python: str
+    """A suitable interpreter on PATH; looked for where this one is not suitable itself."""
+    missing_tools: tuple[str, ...]
+    """Of make and g++."""
+    glibc: tuple[int, int] | None
+    """None: another C library, or not known."""
+
+
+def read_host(folder: Path) -> Host:
+    """Look at the machine; `folder` is where runs would be written."""
+    memory, free, swap = _memory()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Host(
+        memory_bytes=memory,
+        free_memory_bytes=free,
+        swap_bytes=swap,
+        cores=_cores(),
+        shared_memory_bytes=_shared_memory(),
+        open_files=soft,
+        open_files_possible=hard,
+        disk=_disk(folder),
+        now=time.time(),
+        files_are_from=max(file.stat().st_mtime for file in PACKAGE.glob("*.py")),
+        python=(sys.version_info.major, sys.version_info.minor),
+        other_python="" if _suits(sys.version_info[:2]) else next(filter(_runs_suitable, PYTHONS), ""),
+        missing_tools=tuple(name for name in ("make", "g++") if not shutil.which(name)),
+        glibc=_glibc(),
+    )
+
+
+def _memory() -> tuple[int, int, int]:
+    """All of it, what is free, and swap; the container's limit counts where it is less."""
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    told = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+    total, free = told["MemTotal"], told.get("MemAvailable", told["MemFree"])
+    for limit_file, used_file in MEMORY:
+        limit, used = _integer(CGROUP / limit_file), _integer(CGROUP / used_file)
+        if limit is not None and limit < told["MemTotal"]:
+            total = min(total, limit)
+            free = min(free, max(limit - (used or 0), 0))
+    return total, free, told.get("SwapTotal", 0)
+
+
+def _cores() -> float:
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    for files in CPU:
+        words = [word for file in files for word in _read(CGROUP / file).split()]
+        if len(words) == 2 and words[0].isdigit():  # "max" and -1: no limit
+            cores = min(cores, int(words[0]) / int(words[1]))
+    return cores
+
+
+def _shared_memory() -> int:
+    try:
+        system = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return system.f_blocks * system.f_frsize
+
+
+def _disk(folder: Path) -> Disk:
+    folder = folder.expanduser().absolute()
+    nearest = next(one for one in (folder, *folder.parents) if os.path.exists(one))  # False: may not be seen
+    kind = _file_system(nearest.resolve())
+    system = os.statvfs(nearest)
+    free = system.f_bavail * system.f_frsize
+    files = system.f_favail if system.f_files else None
+    speed, problem = _write_speed(nearest, free)
+    return Disk(str(folder), str(nearest), kind, free, files, speed, problem)
+
+
+def _file_system(folder: Path) -> str:
+    """The kind of the mount that was made last at or above the folder: it hides those before it."""
+    found = ""
+    for line in _read(Path("/proc/mounts")).splitlines():
+        words = line.split()
+        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[1]))
+        if point in (folder, *folder.parents):
+            found = words[2]
+    return found
+
+
+def _write_speed(folder: Path, free: int) -> tuple[float | None, str]:
+    """Bytes a second that reach the disk, and why nothing can be written.
+
+    The file has no name, so that nothing of it is left whatever happens.
+    """
+    allowed = min(PROBE_BYTES, free // 10)
+    piece = os.urandom(min(CHUNK_BYTES, max(allowed, 1)))
+    written, start = 0, time.monotonic()
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            while written + len(piece) <= allowed and time.monotonic() - start < PROBE_SECONDS:
+                written += file.write(piece)
+                os.fsync(file.fileno())
+    except OSError as error:
+        return None, error.strerror or str(error)
+    enough = written >= 2**20  # less is over before a clock can tell
+    return written / (time.monotonic() - start) if enough else None, ""
+
+
+def _suits(version: tuple[int, int]) -> bool:
+    return SUITABLE[0] <= version <= SUITABLE[1]
+
+
+def _runs_suitable(name: str) -> bool:
+    """Ask it: what stands on PATH may be a stand-in for a version that is not installed."""
+    question = "import sys; print(*sys.version_info[:2])"
+    try:
+        words = [name, "-c", question]
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False).stdout.split()
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return len(answer) == 2 and _suits((int(answer[0]), int(answer[1])))
+
+
+def _glibc() -> tuple[int, int] | None:
+    name, version = platform.libc_ver()
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if name == "glibc" and found else None
+
+
+def _integer(file: Path) -> int | None:
+    text = _read(file).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _read(file: Path) -> str:
+    """Empty where it is not there or may not be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,80 @@
+"""What `--help` prints below verbs and flags."""
+
+from __future__ import annotations
+
+EXAMPLES = """\
+examples:
+  python -m finetune recipe=tiny_lora
+  python -m finetune recipe=qwen8b_full distributed=zero3
+  python -m finetune plan recipe=qwen8b_full hardware=4x_a100_80gb
+  python -m finetune recipe=qwen8b_lora data.train='[{path: rows.jsonl}]' trainer.max_steps=100
+  python -m finetune recipe=tiny_lora distributed=fsdp launch.device=cpu launch.num_processes=2
+
+keys: recipe model adapter data trainer distributed hardware tracking choose a file of conf/ or recipes/
+      (recipe=NAME or a path);
+      model.* adapter.* data.* trainer.* (trl's SFTConfig) distributed.* launch.* checkpoint.* tracking.*
+      hardware.* plan.* output_dir run_name seed set single values. Each is documented in
+      finetune/config/schema.py; a wrong one names the nearest.
+exit: 0 done, 1 the run failed, 2 something to change (told in one message), 3 it does not fit (plan, train),
+      130/143/138 stopped by SIGINT/SIGTERM/SIGUSR1 after a checkpoint was saved"""
+
+DOCTOR = """\
+usage: python -m finetune doctor [key=value ...] [flags]
+
+A numbered checklist of this machine for the run that the words describe: pass, warn or fail, why, and what to
+do. Nothing is trained; processes are started as a run's are, and time what they send to each other.
+
+examples:
+  python3 -m finetune doctor --quick
+  python -m finetune doctor recipe=qwen8b_full distributed=zero3
+  python -m finetune doctor recipe=tiny_lora --json
+
+exit: 0 nothing would stop the run, 2 something to change in the words, 3 a check failed"""
+
+REHEARSE = """\
+usage: python -m finetune rehearse [key=value ...] [flags]
+
+Trains a twin of the model (its own class and special layers, few and small ones) on a few of its rows, under
+its strategy, with launch.num_processes processes (2, unless set) on this CPU: prepare, train, kill, resume,
+save, merge, reopen, generate. Whatever it writes is removed. With --all the words choose from
+model=, adapter= and distributed= (NAME or [a,b]).
+
+examples:
+  python -m finetune rehearse recipe=qwen8b_full distributed=zero3
+  python -m finetune rehearse recipe=my_recipe.yaml --json
+
+exit: 0 every stage passed, 2 something to change in the words, 3 a stage failed"""
+
+SCALE = """\
+usage: python -m finetune scale [key=value ...] [flags]
+
+The first steps of the run (12 timed ones, or trainer.max_steps of the command line) with each number of
+processes and each strategy; nothing is saved. launch.num_processes=8 means 1, 2, 4 and 8; left out: up to the
+cards (or cores) of this machine. A point that does not fit by its plan is left out. Prints a table and a
+verdict, and writes scale.json and scale.png into ./scale-TIME/.
+
+examples:
+  python -m finetune scale recipe=qwen8b_lora
+  python -m finetune scale recipe=qwen8b_full launch.num_processes=[2,4,8] distributed=[fsdp,zero3]
+  python -m finetune scale recipe=tiny_full launch.device=cpu --hold micro
+
+exit: 0 measured, 1 a run failed (what was measured before is kept), 2 something to change in the words,
+      3 fewer than two of several runs fit"""
+
+MERGE = """\
+usage: python -m finetune merge RUN [model.name_or_path=DIR] [flags]
+
+RUN is a run's folder (its model/ is taken), a folder with a saved adapter, or a whole model. An adapter is
+merged into the unquantised base; the folder appears once it has been opened afresh and equals its source.
+
+examples:
+  python -m finetune merge runs/X
+  python -m finetune merge runs/X/model --to ~/models/x --dtype float16
+  python -m finetune merge adapter model.name_or_path=~/models/the-base
+  python -m finetune merge runs/X --push hub://me/x
+
+keys: model.* alone (where the base is, and how it is opened).
+exit: 0 written and verified, 1 it failed (nothing is left), 2 something to change (told in one message)"""
+
+OWN = {"doctor": DOCTOR, "rehearse": REHEARSE, "scale": SCALE, "merge": MERGE}
+"""Verbs with a text of their own."""

@@ -1,0 +1,467 @@
+"""`doctor --quick` in a real process: recorded machines, bare interpreters, small and broken surroundings."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finetune.hardware.report import probe_machine
+from finetune.preflight.cards import card_checks
+from finetune.preflight.host_checks import host_checks
+from tests.front_door import REPOSITORY, environment, finetune
+
+MACHINES = REPOSITORY / "tests" / "machines"
+BARE = (sys.executable, "-S", "-m", "finetune", "doctor", "--quick")
+"""Without site-packages: as from a bare clone, and no torch of the tests is looked at."""
+SMI = """\
+#!/bin/sh
+case "$1 $2" in
+    "-q -x") test -f said.txt && cat said.txt >&2; test -f smi.xml && cat smi.xml; exit {code} ;;
+    "topo -m") cat topo.txt ;;
+    "topo -p2p") cat p2p.txt ;;
+    *) exit 2 ;;
+esac
+"""
+HANGS = "#!/bin/sh\nsleep 600\n"
+FROM_PROVIDERS = (
+    "RUNPOD_POD_ID",
+    "VAST_CONTAINERLABEL",
+    "COLAB_RELEASE_TAG",
+    "KAGGLE_KERNEL_RUN_TYPE",
+    "CUDA_VISIBLE_DEVICES",
+)
+no_driver_here = pytest.mark.skipif(
+    Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
+    reason="this machine has an NVIDIA driver of its own",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a checklist said."""
+
+    code: int
+    answer: dict[str, Any]
+
+    def check(self, name: str) -> dict[str, str]:
+        return next(check for check in self.answer["checks"] if check["name"] == name)
+
+
+def doctor(*words: str, at: Path, command: tuple[str, ...] = BARE, **env: str) -> Told:
+    """Run it with --json in the folder `at`."""
+    base = {
+        name: value for name, value in environment(**env).items() if name in env or name not in FROM_PROVIDERS
+    }
+    done = subprocess.run(
+        [*command, "--json", *words],
+        cwd=at,
+        env=base,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    return Told(done.returncode, json.loads(done.stdout))
+
+
+def with_smi(at: Path, machine: str) -> str:
+    """A PATH on which nvidia-smi answers as that machine's did."""
+    recorded = MACHINES / machine
+    expected = json.loads((recorded / "expected.json").read_text())
+    script = HANGS if expected.get("hangs") else SMI.format(code=expected.get("code", 0))
+    program = at / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(script.replace("#!/bin/sh\n", f"#!/bin/sh\ncd '{recorded}' || exit 1\n"))
+    program.chmod(0o755)
+    return f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        pytest.param(folder.name, marks=pytest.mark.slow if folder.name == "hanging" else ())
+        for folder in sorted(MACHINES.iterdir())
+    ],
+)
+def test_each_machine_gets_its_verdicts(machine: str, tmp_path: Path) -> None:
+    expected = json.loads((MACHINES / machine / "expected.json").read_text())
+    told = doctor(at=tmp_path, PATH=with_smi(tmp_path, machine))
+    for name, (status, words) in expected["checks"].items():
+        check = told.check(name)
+        assert check["status"] == status, check
+        assert words in check["detail"]
+    for name, words in expected.get("fix", {}).items():
+        assert words in told.check(name)["fix"]
+    for name, words in expected.get("also", {}).items():
+        assert words in told.check(name)["detail"]
+    failed = [check["name"] for check in told.answer["checks"] if check["status"] == "fail"]
+    assert told.answer["ok"] is (not failed)
+    assert told.code == (3 if failed else 0)
+    assert all(check["fix"] for check in told.answer["checks"] if check["status"] == "fail")
+    if "links" not in expected["checks"]:
+        assert [check["name"] for check in told.answer["checks"]].count("GPUs") == 1
+        assert (
+            told.answer["checks"][1]["name"] == "RAM"
+        )  # nothing else can be said of cards that do not answer
+
+
+def test_only_cards_in_sight_are_judged(tmp_path: Path) -> None:
+    path = with_smi(tmp_path, "4x_a100_pcie")
+    near = doctor(at=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="2,3")
+    assert near.check("links")["status"] == "pass"
+    assert "PXB" in near.check("links")["detail"]
+    assert "CUDA_VISIBLE_DEVICES=2,3 leaves 2 of 4" in near.check("GPUs")["detail"]
+    far = doctor(at=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="0,3")
+    assert far.check("links")["status"] == "warn"
+    none = doctor(at=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="")
+    assert none.check("GPUs")["status"] == "warn"
+    assert "hides all 4 cards" in none.check("GPUs")["detail"]
+    assert none.check("GPUs")["fix"] == "unset CUDA_VISIBLE_DEVICES"
+
+
+def test_the_record_holds_the_machine(tmp_path: Path) -> None:
+    machine = doctor(at=tmp_path, PATH=with_smi(tmp_path, "2x_rtx3090_nvlink")).answer["machine"]
+    assert machine["smi"]["driver"] == "580.95.05"
+    assert [card["total_bytes"] for card in machine["smi"]["cards"]] == [24576 * 2**20] * 2
+    assert machine["links"]["ways"] == [["X", "NV4"], ["NV4", "X"]]
+    assert machine["host"]["memory_bytes"] > 2**28
+    assert machine["host"]["disk"]["folder"] == str(tmp_path / "runs")
+
+
+@pytest.mark.parametrize(("machine", "cards"), [("8x_h100_sxm", 8), ("4x_rtx4090", 4)])
+def test_the_checklist_fits_a_terminal_and_ends_with_a_verdict(
+    machine: str, cards: int, tmp_path: Path
+) -> None:
+    env = environment(PATH=with_smi(tmp_path, machine))
+    done = subprocess.run(
+        [*BARE, "output_dir=/runs"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert lines[0].startswith(f" 1 pass  GPUs           {cards}x NVIDIA")
+    assert sum(line.strip().startswith("GPU") and line.rstrip().count("-") == 1 for line in lines) == cards
+    assert "\x1b" not in done.stdout
+    verdict = done.stdout.rpartition("\n\n")[2]
+    assert " passed, " in verdict
+    assert " failed: " in verdict
+
+
+def test_it_knows_no_run_and_one_key(tmp_path: Path) -> None:
+    run = finetune("doctor", "--quick", "runs/x", at=tmp_path)
+    assert run.code == 2
+    assert "'runs/x' is no key=value" in run.err
+    key = finetune("doctor", "--quick", "recipe=tiny_lora", at=tmp_path)
+    assert key.code == 2
+    assert "its one key is output_dir=FOLDER" in key.err
+    there = doctor(f"output_dir={tmp_path / 'a' / 'b'}", at=tmp_path)
+    assert there.answer["machine"]["host"]["disk"]["nearest"] == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []  # nothing was made to measure the disk
+
+
+def bare_interpreters() -> list[str]:
+    """This one and other versions, as far as they are installed."""
+    versions = Path.home() / ".pyenv" / "versions"
+    known = [shutil.which("python3.10"), *map(str, versions.glob("3.10.*/bin/python"))]
+    for candidate in filter(None, known):
+        if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return [sys.executable, candidate]
+    return [sys.executable]
+
+
+@no_driver_here
+@pytest.mark.parametrize("python", bare_interpreters())
+def test_a_bare_interpreter_is_enough(python: str, tmp_path: Path) -> None:
+    code = (
+        f"import sys, runpy; sys.path.insert(0, {str(REPOSITORY)!r}); "
+        "sys.argv = ['finetune', *sys.argv[1:]]; runpy.run_module('finetune', run_name='__main__')"
+    )
+    start = time.monotonic()
+    told = doctor(at=tmp_path, command=(python, "-I", "-S", "-c", code, "doctor", "--quick"))
+    assert time.monotonic() - start < 20
+    assert told.check("GPUs")["detail"] == "no NVIDIA driver; models marked for a CPU train here"
+    assert told.check("GPUs")["status"] == "pass"
+    assert told.check("Python")["status"] in ("pass", "fail")
+    assert told.answer["machine"]["host"]["python"] in ([3, 10], list(sys.version_info[:2]))
+
+
+def in_namespace(*words: str, prepare: str, at: Path, **env: str) -> Told:
+    """The same with mounts or a network of its own, which end with it."""
+    unshare = ("unshare", *words, "sh", "-ec", f'{prepare}\nexec "$@"', "sh")
+    tried = subprocess.run([*unshare, "true"], cwd=at, capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"unshare is not permitted here: {tried.stderr.strip()}")
+    return doctor(at=at, command=(*unshare, *BARE), **env)
+
+
+@pytest.mark.parametrize(("machine", "status"), [("8x_h100_sxm", "fail"), ("rtx4090_x4", "warn")])
+def test_the_shared_memory_of_a_plain_container(machine: str, status: str, tmp_path: Path) -> None:
+    small = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
+    told = in_namespace("-rm", prepare=small, at=tmp_path, PATH=with_smi(tmp_path, machine))
+    check = told.check("/dev/shm")
+    assert (check["status"], "64 MiB" in check["detail"]) == (status, True)
+    assert "--shm-size" in check["fix"]
+    assert status != "fail" or told.code == 3
+
+
+@no_driver_here
+def test_a_driver_or_a_card_without_the_other(tmp_path: Path) -> None:
+    driver = (
+        "mount -t tmpfs tmpfs /proc/driver\nmkdir /proc/driver/nvidia\necho 580 >/proc/driver/nvidia/version"
+    )
+    told = in_namespace("-rm", prepare=driver, at=tmp_path).check("GPUs")
+    assert (told["status"], "nvidia-smi is not on PATH" in told["detail"]) == ("warn", True)
+    card = "D=/sys/bus/pci/devices\nmount -t tmpfs tmpfs $D\nmkdir $D/a $D/b\necho 0x10de >$D/a/vendor\n"
+    card += "echo 0x030200 >$D/a/class\necho 0x10de >$D/b/vendor\necho 0x0c0330 >$D/b/class"
+    told = in_namespace("-rm", prepare=card, at=tmp_path).check("GPUs")
+    assert (told["status"], told["detail"]) == ("fail", "1 NVIDIA card on the PCI bus, and no driver")
+
+
+def test_a_disk_that_is_too_small_or_full(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    small = f"mount -t tmpfs -o size=16m tmpfs {runs}"
+    told = in_namespace("-rm", prepare=small, at=tmp_path)
+    assert (told.code, told.check("disk")["status"]) == (3, "fail")
+    assert "no run fits" in told.check("disk")["detail"]
+    assert told.check("run folder")["status"] == "warn"
+    assert "is in RAM" in told.check("run folder")["detail"]
+    full = f"{small}\ndd if=/dev/zero of={runs}/filler bs=1M count=20 2>/dev/null || true"
+    told = in_namespace("-rm", prepare=full, at=tmp_path)
+    assert told.check("disk")["status"] == "fail"
+    assert "0.0 GB free" in told.check("disk")["detail"]
+    locked = f"{small}\nmount -o remount,ro {runs}"
+    told = in_namespace("-rm", prepare=locked, at=tmp_path)
+    assert "Read-only file system" in told.check("disk")["detail"]
+
+
+def test_a_disk_that_takes_no_more_files_or_is_short(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    few = f"mount -t tmpfs -o size=60g,nr_inodes=500 tmpfs {runs}"
+    check = in_namespace("-rm", prepare=few, at=tmp_path).check("disk")
+    assert (check["status"], "more files can be made" in check["detail"]) == ("fail", True)
+    short = f"mount -t tmpfs -o size=30g tmpfs {runs}"
+    path = with_smi(tmp_path, "rtx4090_x4")
+    check = in_namespace("-rm", prepare=short, at=tmp_path, PATH=path).check("disk")
+    assert (check["status"], "less than 50 GB" in check["detail"]) == ("warn", True)
+
+
+def test_a_folder_inside_a_container_goes_with_it(tmp_path: Path) -> None:
+    layers = "mkdir -p lower upper work runs\n"
+    layers += "mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work runs"
+    check = in_namespace("-rm", prepare=layers, at=tmp_path).check("run folder")
+    assert (check["status"], "lies in the container (overlay)" in check["detail"]) == ("warn", True)
+    assert "docker run -v" in check["fix"]
+
+
+def test_a_host_that_is_small_beside_its_cards(tmp_path: Path) -> None:
+    limits = {"cpu.max": "100000 100000", "memory.max": str(2**30), "memory.current": str(2**30 - 2**20)}
+    written = "\n".join(f"echo {value} >/sys/fs/cgroup/{name}" for name, value in limits.items())
+    small = f"mount -t tmpfs tmpfs /sys/fs/cgroup\n{written}\nmount -t tmpfs -o size=512m tmpfs /dev/shm"
+    bare = in_namespace("-rm", prepare=small, at=tmp_path)
+    assert (bare.check("RAM")["status"], "top -o %MEM" in bare.check("RAM")["fix"]) == ("warn", True)
+    assert (bare.check("CPU cores")["status"], bare.check("/dev/shm")["status"]) == ("pass", "pass")
+    told = in_namespace("-rm", prepare=small, at=tmp_path, PATH=with_smi(tmp_path, "4x_rtx4090"))
+    assert (told.check("RAM")["status"], "the cards have 96 GiB" in told.check("RAM")["detail"]) == (
+        "warn",
+        True,
+    )
+    assert told.check("CPU cores")["status"] == "warn"
+    assert "0.25 for each card" in told.check("CPU cores")["detail"]
+    assert (told.check("/dev/shm")["status"], "little for" in told.check("/dev/shm")["detail"]) == (
+        "warn",
+        True,
+    )
+
+
+HOURS = 3600
+UNSTAGED: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "an old C library": ({"glibc": (2, 17)}, "C library", "fail", "torch needs 2.28"),
+    "another C library": ({"glibc": None}, "C library", "warn", "not glibc"),
+    "a clock that was never set": ({"now": 3.0}, "clock", "fail", "1970-01-01 00:00 UTC cannot be"),
+    "a clock that is behind": (
+        {"files_are_from": time.time() + 72 * HOURS},
+        "clock",
+        "fail",
+        "is before the files",
+    ),
+    "files of another time zone": ({"files_are_from": time.time() + 9 * HOURS}, "clock", "pass", ""),
+    "an old Python alone": (
+        {"python": (3, 9), "other_python": ""},
+        "Python",
+        "fail",
+        "3.11 to 3.13 is needed",
+    ),
+    "a new Python beside it": (
+        {"python": (3, 9), "other_python": "python3.12"},
+        "Python",
+        "pass",
+        "python3.12",
+    ),
+    "a Python that is too new": ({"python": (3, 14), "other_python": ""}, "Python", "fail", "3.14"),
+    "no limit of open files": ({"open_files": -1}, "open files", "pass", "no limit"),
+}
+
+
+@pytest.mark.parametrize("case", UNSTAGED)
+def test_what_cannot_be_staged_here(case: str, tmp_path: Path) -> None:
+    changed, name, status, words = UNSTAGED[case]
+    report = probe_machine(tmp_path)
+    checks = host_checks(replace(report, host=replace(report.host, **changed)))
+    check = next(check for check in checks if check.name == name)
+    assert (check.status, words in check.detail) == (status, True), check
+
+
+@pytest.mark.parametrize(("speed", "status"), [(50e6, "warn"), (500e6, "pass"), (None, "pass")])
+def test_a_slow_disk_is_told_in_minutes(speed: float | None, status: str, tmp_path: Path) -> None:
+    report = probe_machine(tmp_path)
+    disk = replace(report.host.disk, write_bytes_s=speed)
+    checks = host_checks(replace(report, host=replace(report.host, disk=disk)))
+    check = next(check for check in checks if check.name == "disk speed")
+    assert check.status == status
+    assert (status == "warn") is ("100 GB of checkpoints take 33 minutes" in check.detail)
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda", "status", "words"),
+    [
+        (False, None, "warn", "a torch for CUDA 13 would not run"),
+        (True, None, "warn", "the torch of this Python is built without CUDA"),
+        (True, "13.0", "fail", "needs CUDA 13.0, and the driver runs up to CUDA 12"),
+        (True, "12.8", "pass", ""),
+    ],
+)
+def test_a_torch_that_is_there_is_held_against_the_driver(
+    torch: bool, cuda: str | None, status: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", with_smi(tmp_path, "4x_rtx4090"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    report = replace(probe_machine(tmp_path), torch=torch, torch_cuda=cuda)
+    check = next(check for check in card_checks(report) if check.name == "driver")
+    assert (check.status, words in check.detail) == (status, True), check
+
+
+def test_without_any_network_it_answers_as_fast(tmp_path: Path) -> None:
+    start = time.monotonic()
+    told = in_namespace("-rn", prepare=":", at=tmp_path)
+    assert time.monotonic() - start < 20
+    assert told.check("clock")["status"] == "pass"
+
+
+@pytest.mark.parametrize(("limit", "status"), [(256, "fail"), (2048, "warn")])
+def test_few_open_files(limit: int, status: str, tmp_path: Path) -> None:
+    told = doctor(at=tmp_path, command=("sh", "-c", f'ulimit -S -n {limit}; exec "$@"', "sh", *BARE))
+    check = told.check("open files")
+    assert check["status"] == status
+    assert f"{limit:,}" in check["detail"]
+    assert check["fix"].startswith("ulimit -n ")
+    hard = doctor(at=tmp_path, command=("sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *BARE))
+    assert "--ulimit nofile" in hard.check("open files")["fix"]  # this shell may not raise it
+
+
+@pytest.mark.parametrize(
+    ("variable", "folder", "status", "words", "provider"),
+    [
+        ("RUNPOD_POD_ID", "/root/runs", "warn", "output_dir=/workspace/runs", "RunPod"),
+        ("RUNPOD_POD_ID", "/workspace/runs", "pass", "", "RunPod"),
+        ("VAST_CONTAINERLABEL", "/root/runs", "pass", "", "Vast.ai"),
+        ("COLAB_RELEASE_TAG", "/content/runs", "warn", "output_dir=/content/drive/runs", "Google Colab"),
+        ("COLAB_RELEASE_TAG", "/content/drive/MyDrive", "pass", "", "Google Colab"),
+    ],
+)
+def test_a_folder_that_is_erased_with_the_machine(
+    variable: str, folder: str, status: str, words: str, provider: str, tmp_path: Path
+) -> None:
+    told = doctor(f"output_dir={folder}", at=tmp_path, **{variable: "x"})
+    check = told.check("run folder")
+    assert check["status"] == status, check
+    assert words in check["fix"]
+    assert told.check("provider")["detail"].startswith(f"{provider}: ")
+    assert (told.check("provider")["status"] == "warn") is (provider == "Google Colab")  # it stops by itself
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Iterator[Path]:
+    """A folder for PATH that has a shell's basics and no compiler."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+@no_driver_here
+def test_missing_tools_are_named(tools: Path, tmp_path: Path) -> None:
+    check = doctor(at=tmp_path, PATH=str(tools)).check("compiler")
+    assert (check["status"], check["fix"]) == ("warn", "sudo apt-get install build-essential")
+    assert check["detail"].startswith("make and g++ missing")
+    (tools / "g++").symlink_to("/bin/true")
+    assert doctor(at=tmp_path, PATH=str(tools)).check("compiler")["detail"].startswith("make missing")
+
+
+def test_what_a_container_may_use_is_what_counts(tmp_path: Path) -> None:
+    limits = {"cpu.max": "50000 100000", "memory.max": str(2**30), "memory.current": str(2**29)}
+    written = "\n".join(f"echo {value} >/sys/fs/cgroup/{name}" for name, value in limits.items())
+    prepare = f"mount -t tmpfs tmpfs /sys/fs/cgroup\n{written}"
+    newer = in_namespace("-rm", prepare=prepare, at=tmp_path).answer["machine"]["host"]
+    assert (newer["cores"], newer["memory_bytes"], newer["free_memory_bytes"]) == (0.5, 2**30, 2**29)
+    older = {
+        "cpu/cpu.cfs_quota_us": 25000,
+        "cpu/cpu.cfs_period_us": 100000,
+        "memory/memory.limit_in_bytes": 2**31,
+        "memory/memory.usage_in_bytes": 2**31,
+    }
+    written = "\n".join(f"echo {value} >/sys/fs/cgroup/{name}" for name, value in older.items())
+    prepare = (
+        f"mount -t tmpfs tmpfs /sys/fs/cgroup\nmkdir /sys/fs/cgroup/cpu /sys/fs/cgroup/memory\n{written}"
+    )
+    host = in_namespace("-rm", prepare=prepare, at=tmp_path).answer["machine"]["host"]
+    assert (host["cores"], host["memory_bytes"], host["free_memory_bytes"]) == (0.25, 2**31, 0)
+
+
+def test_clouds_are_known_by_the_name_of_their_machines(tmp_path: Path) -> None:
+    prepare = "mount -t tmpfs tmpfs /sys/class\nmkdir -p /sys/class/dmi/id\necho {} >/sys/class/dmi/id/{}"
+    amazon = in_namespace("-rm", prepare=prepare.format("Amazon EC2", "sys_vendor"), at=tmp_path)
+    assert amazon.check("provider")["detail"].startswith("Amazon EC2: ")
+    tag = "7783-7084-3265-9085-8269-3286-77"
+    azure = in_namespace("-rm", prepare=prepare.format(tag, "chassis_asset_tag"), at=tmp_path)
+    assert azure.check("provider")["detail"].startswith("Microsoft Azure: ")
+    other = in_namespace("-rm", prepare=prepare.format("Dell Inc.", "sys_vendor"), at=tmp_path)
+    assert other.check("provider")["detail"].startswith("none that is known")
+
+
+def test_colour_is_for_a_terminal_that_wants_it(tmp_path: Path) -> None:
+    assert "\x1b[32mpass\x1b[0m  CPU cores" in on_terminal(tmp_path)
+    assert "\x1b" not in on_terminal(tmp_path, NO_COLOR="1")
+
+
+def on_terminal(at: Path, **env: str) -> str:
+    """What the checklist prints to a terminal."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(BARE, cwd=at, env=environment(**env), stdout=theirs, stdin=theirs) as process:
+        os.close(theirs)
+        printed = b""
+        with suppress(OSError):  # its end is an error on Linux
+            while part := os.read(ours, 4096):
+                printed += part
+    os.close(ours)
+    assert process.returncode in (0, 3)
+    return printed.decode()

@@ -1,0 +1,132 @@
+"""Processes that compute and exchange before a run does: what is told of them, of a hang, of a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+
+import psutil
+import pytest
+
+from finetune.preflight.check import FAIL, PASS, Check
+from finetune.preflight.exchange import collective_checks
+from finetune.preflight.show import NAME
+from finetune.training.start import CheckedRun, check_run
+from tests.front_door import assert_all_gone, wait_for
+
+TWO = ("launch.device=cpu", "launch.num_processes=2")
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the checks make their folder; no process of theirs and no file is left afterwards."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield tmp_path
+    assert_all_gone(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_processes_exchange_right_numbers_and_are_timed(scratch: Path) -> None:
+    started = time.monotonic()
+    checks = by_name(collective_checks(check_run(["recipe=tiny_qlora", "distributed=zero2", *TWO])))
+    assert time.monotonic() - started < 60  # 10 s alone
+    assert {check.status for check in checks.values()} == {PASS}, checks
+    assert [name for name in checks if len(name) > NAME] == []  # the column that a checklist has for them
+    for name in ("all-reduce", "all-gather", "reduce-scatter"):
+        assert f"{name} of 1 MiB" in checks["small exchange"].detail
+    told = checks["exchange"].detail
+    assert "2 processes, gloo: " in told
+    assert "all-reduces of 16 MiB bf16 a second (3 warm-ups, mean of 10)" in told
+    assert "not judged" in told
+    assert "matrix product off by " in checks["fp32"].detail
+    assert "nf4 and back is off by 9" in checks["bitsandbytes"].detail
+    assert "deepspeed_shm_comm is compiled" in checks["DeepSpeed"].detail  # or will be, when a run starts
+
+
+def test_one_process_is_tried_and_has_nothing_to_exchange(scratch: Path) -> None:
+    checks = by_name(collective_checks(check_run(["recipe=tiny_lora", "launch.device=cpu"])))
+    assert checks["exchange"] == Check("exchange", PASS, "one device: nothing to exchange")
+    assert checks["fp32"].status == PASS
+    assert "port" not in checks
+
+
+def test_a_rank_that_hangs_is_named_with_the_exchange_that_the_others_wait_in(scratch: Path) -> None:
+    pids: list[int] = []
+
+    def stop(pid: int) -> None:
+        pids.append(pid)
+        os.kill(pid, signal.SIGSTOP)
+
+    # loading bitsandbytes takes rank 1 a second or more: it is stopped before it comes to an exchange
+    checks, seconds = disturbed(
+        check_run(["recipe=tiny_qlora", "distributed=ddp", *TWO]), "bitsandbytes", stop
+    )
+    assert [check.status for check in checks] == [FAIL]
+    assert (
+        f"rank 1 (pid {pids[0]}, cpu) never came to 'the first exchange', where rank 0 waits"
+        in checks[0].detail
+    )
+    assert "it was in 'bitsandbytes'; its process is stopped" in checks[0].detail
+    assert checks[0].fix == f"kill -CONT {pids[0]} lets such a process go on."
+    assert seconds < 60
+    assert not psutil.pid_exists(pids[0])
+
+
+def test_a_rank_that_is_killed_is_named_with_the_place_where_it_was(scratch: Path) -> None:
+    pids: list[int] = []
+
+    def kill(pid: int) -> None:
+        pids.append(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    checks, _ = disturbed(check_run(["recipe=tiny_qlora", "distributed=ddp", *TWO]), "bitsandbytes", kill)
+    assert [check.status for check in checks] == [FAIL]
+    assert f"rank 1 (pid {pids[0]}, cpu) ended in 'bitsandbytes': " in checks[0].detail
+    assert "SIGKILL" in checks[0].detail
+
+
+def test_a_port_that_is_taken_is_told_with_its_holder_before_anything_starts(scratch: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    run = check_run(["recipe=tiny_lora", "distributed=ddp", *TWO, f"launch.main_process_port={port}"])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        checks = collective_checks(run)
+    assert [(check.name, check.status) for check in checks] == [("port", FAIL)]
+    assert f"port {port} (launch.main_process_port) cannot be taken" in checks[0].detail
+    assert f"process {os.getpid()} has it" in checks[0].detail
+
+
+def disturbed(run: CheckedRun, stage: str, disturb: Callable[[int], None]) -> tuple[list[Check], float]:
+    """The checks while something happens to rank 1 in a stage, and how long they took."""
+
+    def watch() -> None:
+        wait_for(f"rank 1 in {stage}", lambda: bool(in_stage(stage)), pause=0.01)
+        disturb(in_stage(stage)[0])
+
+    watcher = Thread(target=watch)
+    watcher.start()
+    started = time.monotonic()
+    checks = collective_checks(run, timeout_seconds=20)  # a busy machine takes a while to come to an exchange
+    watcher.join()
+    return checks, time.monotonic() - started
+
+
+def in_stage(stage: str) -> list[int]:
+    """The process of rank 1, if that is where it is."""
+    read = [json.loads(file.read_text()) for file in Path(tempfile.gettempdir()).glob("*/rank-1.stage")]
+    return [content["pid"] for content in read if content["stage"] == stage]
+
+
+def by_name(checks: list[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
