@@ -19,7 +19,7 @@ def main(words: Words) -> int:
     if words.runs:
         raise UserError(f"'{words.runs[0]}' is no key=value. Did you mean recipe={words.runs[0]}?")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # tidies up on its way out
-    set_up_logging(main=True)
+    set_up_logging(main=False)
     from finetune.preflight.every import rehearse_all
     from finetune.preflight.rehearsal import UNTOLD, Stage, rehearse, stage_lines, verdict
 

@@ -17,15 +17,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from finetune.hardware.memory import free_bytes, swap_bytes, total_bytes
 from finetune.paths import PACKAGE
 
 PROBE_BYTES, CHUNK_BYTES, PROBE_SECONDS = 256 * 2**20, 8 * 2**20, 1.5
 """How much is written to measure a disk, in pieces that each reach it, and for how long at most."""
-MEMORY = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
-"""Limit and use below /sys/fs/cgroup, as version 2 and version 1 tell them inside a container."""
 CPU = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 """Time a period and the period: in one file in version 2, in two in version 1."""
 CGROUP = Path("/sys/fs/cgroup")
@@ -49,7 +45,7 @@ class Disk:
     free_files: int | None
     """Files that can still be made; None: the file system sets no such limit."""
     write_bytes_s: float | None
-    """Measured; None: too little is free to measure it."""
+    """Measured; None: it was not, or too little is free for it."""
     problem: str
     """Why nothing can be written; empty: it can."""
 
@@ -95,19 +91,18 @@ class Host:
     """None: another C library, or not known."""
 
 
-def read_host(folder: Path) -> Host:
+def read_host(folder: Path, *, measure_disk: bool) -> Host:
     """Look at the machine; `folder` is where runs would be written."""
-    memory, free, swap = _memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Host(
-        memory_bytes=memory,
-        free_memory_bytes=free,
-        swap_bytes=swap,
+        memory_bytes=total_bytes(),
+        free_memory_bytes=free_bytes(),
+        swap_bytes=swap_bytes(),
         cores=_cores(),
         shared_memory_bytes=_shared_memory(),
         open_files=soft,
         open_files_possible=hard,
-        disk=_disk(folder),
+        disk=_disk(folder, measure_disk),
         now=time.time(),
         files_are_from=max(file.stat().st_mtime for file in PACKAGE.glob("*.py")),
         python=(sys.version_info.major, sys.version_info.minor),
@@ -115,19 +110,6 @@ def read_host(folder: Path) -> Host:
         missing_tools=tuple(name for name in ("make", "g++") if not shutil.which(name)),
         glibc=_glibc(),
     )
-
-
-def _memory() -> tuple[int, int, int]:
-    """All of it, what is free, and swap; the container's limit counts where it is less."""
-    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    told = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
-    total, free = told["MemTotal"], told.get("MemAvailable", told["MemFree"])
-    for limit_file, used_file in MEMORY:
-        limit, used = _integer(CGROUP / limit_file), _integer(CGROUP / used_file)
-        if limit is not None and limit < told["MemTotal"]:
-            total = min(total, limit)
-            free = min(free, max(limit - (used or 0), 0))
-    return total, free, told.get("SwapTotal", 0)
 
 
 def _cores() -> float:
@@ -147,14 +129,14 @@ def _shared_memory() -> int:
     return system.f_blocks * system.f_frsize
 
 
-def _disk(folder: Path) -> Disk:
+def _disk(folder: Path, measured: bool) -> Disk:
     folder = folder.expanduser().absolute()
     nearest = next(one for one in (folder, *folder.parents) if os.path.exists(one))  # False: may not be seen
     kind = _file_system(nearest.resolve())
     system = os.statvfs(nearest)
     free = system.f_bavail * system.f_frsize
     files = system.f_favail if system.f_files else None
-    speed, problem = _write_speed(nearest, free)
+    speed, problem = _write_speed(nearest, free) if measured else (None, "")
     return Disk(str(folder), str(nearest), kind, free, files, speed, problem)
 
 
@@ -207,11 +189,6 @@ def _glibc() -> tuple[int, int] | None:
     name, version = platform.libc_ver()
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if name == "glibc" and found else None
-
-
-def _integer(file: Path) -> int | None:
-    text = _read(file).strip()
-    return int(text) if text.isdigit() else None
 
 
 def _read(file: Path) -> str:

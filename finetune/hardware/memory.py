@@ -1,11 +1,13 @@
-"""How much memory is free for one more thing: the host's, or the container's where that has less."""
+"""How much memory there is, and is free: the host's, or the container's where that has less.
+
+Needs the standard library alone.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
-
+HOST = Path("/proc/meminfo")
 CONTAINER = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -15,22 +17,31 @@ CONTAINER = (
 
 def total_bytes() -> int:
     """The host's RAM, or the container's limit where that is less."""
-    total = int(psutil.virtual_memory().total)
-    for limit, _ in CONTAINER:
-        try:
-            total = min(total, int(Path(limit).read_text()))
-        except (OSError, ValueError):
-            continue
-    return total
+    return min([_host()["MemTotal"], *(limit for limit, _ in _limits())])
 
 
 def free_bytes() -> int:
     """Bytes that can be taken without another process or the kernel in the way."""
-    free = int(psutil.virtual_memory().available)
+    host = _host()
+    free = host.get("MemAvailable", host["MemFree"])
+    return min([free, *(max(limit - used, 0) for limit, used in _limits())])
+
+
+def swap_bytes() -> int:
+    return _host().get("SwapTotal", 0)
+
+
+def _host() -> dict[str, int]:
+    lines = (line.split() for line in HOST.read_text(encoding="utf-8").splitlines() if line.endswith("kB"))
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
+
+
+def _limits() -> list[tuple[int, int]]:
+    """Limit and use of the container; none where there is no container, or no limit (`max`)."""
+    found = []
     for limit, used in CONTAINER:
         try:
-            left = int(Path(limit).read_text()) - int(Path(used).read_text())
-        except (OSError, ValueError):  # no such container, or no limit ("max")
+            found.append((int(Path(limit).read_text()), int(Path(used).read_text())))
+        except (OSError, ValueError):
             continue
-        free = min(free, max(left, 0))
-    return free
+    return found

@@ -42,12 +42,12 @@ class MachineReport:
         return tuple(self.smi.cards[number] for number in self.in_sight)
 
 
-def probe_machine(folder: Path) -> MachineReport:
+def probe_machine(folder: Path, *, measure_disk: bool = True) -> MachineReport:
     """Look at this machine in a second or two; `folder` is where runs would be written."""
     smi = read_smi()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     in_sight = _in_sight(smi.cards, visible)
-    host, provider = read_host(folder), find_provider()
+    host, provider = read_host(folder, measure_disk=measure_disk), find_provider()
     return MachineReport(
         smi=smi,
         in_sight=in_sight,

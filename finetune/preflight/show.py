@@ -38,8 +38,9 @@ def _lines(number: int, check: Check, columns: int, colour: bool) -> list[str]:
     head = f"{number:>2} {SHOWN[check.status]}  {check.name:<{NAME}} "
     detail, *matrix = check.detail.split("\n")  # a matrix has lines of its own, which are not filled up
     lines = _filled(head, detail, columns) + [f"{INDENT}{line}" for line in matrix]
-    if check.fix:
-        lines += _filled(f"{INDENT}{DO}", check.fix, columns)
+    for number, way in enumerate(check.fix.splitlines()):
+        head = f"{INDENT}{DO if number == 0 else ' ' * len(DO)}"
+        lines += _filled(head, way.strip(), columns)
     if colour:
         shown = SHOWN[check.status]
         lines[0] = lines[0].replace(shown, f"{COLOURS[check.status]}{shown}{PLAIN}", 1)

@@ -27,14 +27,14 @@ from finetune.errors import UserError
 from finetune.model.tokenizer import load_tokenizer
 from finetune.paths import embedded
 
-STEPS = 20
+STEPS = 12
 """More than are needed, so that a run of tiny steps is still under way when it is killed."""
 CHECKPOINT_STEP = 3
 KILLED_AFTER = 6
 """Steps behind the checkpoint are made twice, and have to come out the same."""
 ROWS = 64
 """Of each source."""
-LONGEST = 1024
+LONGEST = 512
 """Tokens of a row."""
 LEARNING_RATE = 1e-3
 """High enough for one step without its optimizer state to show in the loss of the next."""

@@ -25,7 +25,7 @@ from finetune.secrets import masked
 from finetune.training.causes import CAUSES, UNWRITTEN, Cause
 from finetune.training.figures import Clue, Kills, count_kills, is_full
 
-WIDTH, INDENT = 110, 10
+WIDTH, INDENT = 80, 10
 END_BYTES = 2**16
 """So much of the end of a log is looked at."""
 ASKS_FURTHER = "torch cannot use it"

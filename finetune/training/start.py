@@ -34,6 +34,8 @@ from finetune.distributed.outer import (
 )
 from finetune.errors import Problem, Refusal, refuse
 from finetune.hardware.probe import probe_devices
+from finetune.hardware.report import as_record as machine_record
+from finetune.hardware.report import probe_machine
 from finetune.paths import PACKAGE, RunDir
 from finetune.planner.plan import Plan
 from finetune.planner.record import as_record
@@ -182,7 +184,7 @@ def _write(run: CheckedRun, run_dir: RunDir) -> None:
         record = json.dumps(as_record(run.plan, run.composed.config), indent=2)
         run_dir.plan.write_text(f"{record}\n", encoding="utf-8")
     write_launch_file(run_dir.accelerate, launch_file(run.facts, run.config.launch, run.config.distributed))
-    run_dir.environment.write_text(json.dumps(_environment(), indent=2) + "\n", encoding="utf-8")
+    run_dir.environment.write_text(json.dumps(_environment(run_dir.path), indent=2) + "\n", encoding="utf-8")
 
 
 def _taken(run: CheckedRun, run_dir: RunDir) -> Refusal:
@@ -238,7 +240,7 @@ def _new_name(run: CheckedRun) -> str:
     return f"{stem}-{run.facts.strategy.value}-{stamp}-{secrets.token_hex(2)}"
 
 
-def _environment() -> dict[str, Any]:
+def _environment(folder: Path) -> dict[str, Any]:
     """Versions, machine and git revision, for the record."""
     names = (
         "torch",
@@ -261,5 +263,6 @@ def _environment() -> dict[str, Any]:
         "packages": versions,
         "platform": platform.platform(),
         "devices": asdict(probe_devices()),
+        "machine": machine_record(probe_machine(folder, measure_disk=False)),
         "git_revision": revision.stdout.strip() or None,
     }
