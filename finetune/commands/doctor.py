@@ -7,9 +7,9 @@ import os
 import shutil
 import sys
 
+from finetune.doctor.checklist import checklist, is_ok, record
+from finetune.doctor.quick import quick_checks
 from finetune.errors import CHECK_SAID_NO, UserError
-from finetune.preflight.quick import quick_checks
-from finetune.preflight.show import checklist, is_ok, record
 from finetune.words import Words
 
 
@@ -20,7 +20,7 @@ def main(words: Words) -> int:
     if "--quick" in words.flags:
         checks, report = quick_checks(list(words.overrides))
     else:
-        from finetune.preflight.full import full_checks  # composes a config: more than a bare Python can
+        from finetune.doctor.full import full_checks  # composes a config: more than a bare Python can
 
         checks, report = full_checks(list(words.overrides))
     if "--json" in words.flags:

@@ -8,9 +8,9 @@ import signal
 import sys
 from dataclasses import asdict
 
+from finetune.doctor.check import FAIL
 from finetune.errors import CHECK_SAID_NO, UserError
 from finetune.logs import set_up_logging
-from finetune.preflight.check import FAIL
 from finetune.words import Words
 
 
@@ -20,8 +20,8 @@ def main(words: Words) -> int:
         raise UserError(f"'{words.runs[0]}' is no key=value. Did you mean recipe={words.runs[0]}?")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # tidies up on its way out
     set_up_logging(main=False)
-    from finetune.preflight.every import rehearse_all
-    from finetune.preflight.rehearsal import UNTOLD, Stage, rehearse, stage_lines, verdict
+    from finetune.rehearse.every import rehearse_all
+    from finetune.rehearse.rehearsal import UNTOLD, Stage, rehearse, stage_lines, verdict
 
     columns = max(shutil.get_terminal_size().columns, 80)
 

@@ -24,7 +24,7 @@ def main(words: Words) -> int:
         raise UserError(f"'{words.runs[0]}' is no key=value. Did you mean recipe={words.runs[0]}?")
     if (outer := outer_launch()) is not None:
         raise UserError(f"scale starts processes of its own, and {outer.launcher} started this one.")
-    from finetune.preflight.scaling import scale  # the data libraries: after the words
+    from finetune.scale.scaling import scale  # the data libraries: after the words
 
     as_json = "--json" in words.flags
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)

@@ -34,8 +34,8 @@ from finetune.distributed.outer import (
 )
 from finetune.errors import Problem, Refusal, refuse
 from finetune.hardware.probe import probe_devices
-from finetune.hardware.report import as_record as machine_record
-from finetune.hardware.report import probe_machine
+from finetune.hardware.survey import as_record as machine_record
+from finetune.hardware.survey import probe_machine
 from finetune.paths import PACKAGE, RunDir
 from finetune.planner.plan import Plan
 from finetune.planner.record import as_record

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from finetune.hardware.report import probe_machine
-from finetune.preflight.cards import card_checks
-from finetune.preflight.host_checks import host_checks
+from finetune.doctor.cards import card_checks
+from finetune.doctor.host import host_checks
+from finetune.hardware.survey import probe_machine
 from tests.front_door import REPOSITORY, environment, finetune
 
 MACHINES = REPOSITORY / "tests" / "machines"

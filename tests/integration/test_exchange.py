@@ -15,9 +15,9 @@ from threading import Thread
 import psutil
 import pytest
 
-from finetune.preflight.check import FAIL, PASS, Check
-from finetune.preflight.exchange import collective_checks
-from finetune.preflight.show import NAME
+from finetune.doctor.check import FAIL, PASS, Check
+from finetune.doctor.checklist import NAME
+from finetune.doctor.exchange import collective_checks
 from finetune.training.start import CheckedRun, check_run
 from tests.front_door import assert_all_gone, wait_for
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune.preflight.every import architectures
+from finetune.rehearse.every import architectures
 from tests.integration.test_rehearse import FAULTS, assert_noticed, rehearsed
 
 MODELS = sorted(architectures())

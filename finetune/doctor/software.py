@@ -1,0 +1,65 @@
+"""Is the software on this machine the one that was tested?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from finetune.config.packages import installed
+from finetune.config.rules import RunFacts
+from finetune.config.strategy import TRAITS, Engine
+from finetune.doctor.check import FAIL, PASS, WARN, Check
+from finetune.hardware.probe import torch_cuda_version
+from finetune.paths import assets
+
+CLOSE = ("transformers", "trl", "peft", "accelerate", "deepspeed", "hydra-core", "tokenizers", "safetensors")
+"""Packages whose insides this one relies on: another minor version has not been tried."""
+ABOUT = ("torch", "bitsandbytes", "datasets", "huggingface-hub", "numpy")
+"""Packages of which another version mostly works."""
+
+
+def version_check() -> Check:
+    """The stack against the versions that the tests ran with."""
+    tested = dict(_tested())
+    far: list[str] = []
+    near: list[str] = []
+    for name in (*CLOSE, *ABOUT):
+        here, wanted = installed(name), tested[name]
+        if here == wanted:
+            continue
+        said = f"{name} {_text(here)} (tested: {_text(wanted)})"
+        far_off = here is None or (name in CLOSE and here[:2] != wanted[:2])
+        (far if far_off else near).append(said)
+    fix = "pip install -c constraints.txt ."
+    if far:
+        return Check("versions", FAIL, ", ".join([*far, *near]), fix)
+    if near:
+        return Check("versions", WARN, f"not the ones that were tested: {', '.join(near)}", fix)
+    return Check("versions", PASS, f"{len(CLOSE) + len(ABOUT)} packages as tested")
+
+
+def compile_check(facts: RunFacts) -> Check | None:
+    """What DeepSpeed compiles for cards the first time; None: nothing. (For a CPU it needs g++: a rule.)"""
+    wanted = torch_cuda_version()
+    if TRAITS[facts.strategy].engine is not Engine.deepspeed or facts.device != "cuda" or wanted is None:
+        return None
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    if not (Path(home) / "bin" / "nvcc").exists():
+        why = f"DeepSpeed's ops for cards cannot be compiled: no nvcc in {home}/bin (torch: CUDA {wanted})"
+        fix = "Set CUDA_HOME to a toolkit of that version; optimizers of torch itself work without one."
+        return Check("CUDA toolkit", WARN, why, fix)
+    return Check("CUDA toolkit", PASS, f"nvcc is in {home}/bin")
+
+
+def _tested() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and versions of constraints.txt."""
+    for line in (assets() / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        name, equals, version = line.partition("==")
+        if equals:
+            parts = version.partition("+")[0].split(".")[:3]
+            yield name, tuple(int(part) for part in parts if part.isdigit())
+
+
+def _text(version: tuple[int, ...] | None) -> str:
+    return "is missing" if version is None else ".".join(map(str, version))

@@ -1,0 +1,182 @@
+"""`rehearse --all`: every architecture of conf/model with every method under every strategy, once.
+
+The cases of one architecture share one world of processes, since starting one takes longer than a case: there
+a run is trained, gone on with from a checkpoint as if it had been killed behind it, merged and opened again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+import yaml
+
+from finetune.config.compose import compose
+from finetune.config.rules import resolve
+from finetune.config.saved import save_config
+from finetune.config.schema import Method, RunConfig, Strategy
+from finetune.config.strategy import TRAITS
+from finetune.doctor.check import FAIL
+from finetune.errors import Refusal, UserError
+from finetune.hardware.probe import probe_devices
+from finetune.paths import assets
+from finetune.rehearse.play import LAST_LINES, PROCESSES, package_environment
+from finetune.rehearse.rehearsal import SKIP, Stage
+from finetune.rehearse.twin import make_twin
+from finetune.rehearse.twin_config import standing_for, twin_config
+
+HANGS_SECONDS = 420.0
+"""For one case; the first one under DeepSpeed compiles for about 90 s."""
+
+
+LAUNCHER = "torch/distributed/elastic"
+"""In every line by which torchrun tells of a rank that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One architecture, method and strategy, and the twin's recipe for it."""
+
+    name: str
+    recipe: str
+    processes: int
+
+
+def rehearse_all(filters: list[str], told: Callable[[Stage], None]) -> list[Stage]:
+    """One `Stage` for each case; what the rules refuse is skipped, with their reason.
+
+    Raises:
+        UserError: a word that chooses no model, adapter or strategy.
+    """
+    chosen = _chosen(filters)
+    stages: list[Stage] = []
+    for model in chosen["model"]:
+        with TemporaryDirectory(prefix="finetune-rehearsal-") as name:
+            folder = Path(name)
+            cases = []
+            for case in _cases(model, chosen["adapter"], chosen["distributed"], folder):
+                if isinstance(case, Case):
+                    cases.append(case)
+                else:
+                    stages.append(case)
+                    told(case)
+            for count in sorted({case.processes for case in cases}):
+                for stage in _in_worlds([case for case in cases if case.processes == count], count, folder):
+                    stages.append(stage)
+                    told(stage)
+    return stages
+
+
+def architectures() -> dict[str, str]:
+    """One model of conf/model for each architecture (with or without towers): `{its name: the type}`."""
+    found: dict[tuple[str, bool], str] = {}
+    for file in sorted((assets() / "conf" / "model").glob("*.yaml")):
+        shape = yaml.safe_load(file.read_text(encoding="utf-8"))["shape"]
+        found.setdefault((shape["model_type"], bool(shape.get("tower_parameters"))), file.stem)
+    return {name: kind + (" with towers" if towers else "") for (kind, towers), name in found.items()}
+
+
+def _chosen(filters: list[str]) -> dict[str, list[str]]:
+    strategies = [strategy.value for strategy in TRAITS]
+    chosen = {"model": list(architectures()), "adapter": list(map(str, Method)), "distributed": strategies}
+    known = {**chosen, "model": [file.stem for file in (assets() / "conf" / "model").glob("*.yaml")]}
+    for word in filters:
+        group, _, value = word.partition("=")
+        names = value.strip("[]").split(",")
+        if group not in known or not set(names) <= set(known[group]):
+            raise UserError(
+                f"{word}: with --all the words choose from model, adapter and distributed of conf/."
+            )
+        chosen[group] = names
+    return chosen
+
+
+def _cases(model: str, methods: list[str], strategies: list[str], folder: Path) -> Iterator[Case | Stage]:
+    kind = architectures().get(model, model)
+    config = compose([f"model={model}", "data=alpaca_cleaned"]).config
+    standing = standing_for(config)
+    make_twin(config.model, standing.tokenizer, folder / "model", config.seed)
+    for method in methods:
+        config = compose([f"model={model}", "data=alpaca_cleaned", f"adapter={method}"]).config
+        for strategy in map(Strategy, strategies):
+            processes = 1 if strategy is Strategy.single else PROCESSES
+            name = f"{kind}, {method}, {strategy.value}"
+            case = twin_config(config, standing, strategy, processes, folder / "model", folder / "runs")
+            refused = _refused(case, processes)
+            if refused:
+                yield Stage(name, SKIP, 0.0, refused)
+                continue
+            recipe = folder / f"{method}-{strategy.value}.yaml"
+            save_config(replace(case, run_name=None), recipe)
+            yield Case(name, str(recipe), processes)
+
+
+def _refused(config: RunConfig, processes: int) -> str:
+    try:
+        resolve(config, devices=probe_devices(), world=processes)
+    except Refusal as refusal:
+        return "; ".join(f"{problem.where}: {problem.why}" for problem in refusal.problems)
+    return ""
+
+
+def _in_worlds(cases: list[Case], processes: int, folder: Path) -> Iterator[Stage]:
+    """All cases in one world; behind a case that ends its world the rest goes on in a new one."""
+    while cases:
+        results = folder / "results.jsonl"
+        results.write_text("", encoding="utf-8")
+        told = 0
+        for line in _world(cases, processes, folder, results):
+            yield Stage(**json.loads(line))
+            told += 1
+        if told < len(cases):
+            yield Stage(cases[told].name, FAIL, 0.0, _last_words(folder / "world.log"))
+            told += 1
+        cases = cases[told:]
+
+
+def _world(cases: list[Case], processes: int, folder: Path, results: Path) -> Iterator[str]:
+    """The lines that rank 0 writes, one for each case that came to its end."""
+    todo = folder / "cases.json"
+    todo.write_text(json.dumps([asdict(case) for case in cases]), encoding="utf-8")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    worker = ["-m", "finetune.rehearse.every_worker", str(todo), str(results)]
+    with (folder / "world.log").open("w", encoding="utf-8") as log:
+        world = subprocess.Popen(
+            [sys.executable, *torchrun, *worker],
+            cwd=folder,
+            env=package_environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        seen, since = 0, time.monotonic()
+        while True:
+            ended = world.poll() is not None
+            lines = results.read_text(encoding="utf-8").splitlines()
+            for line in lines[seen:]:
+                since = time.monotonic()
+                yield line
+            seen = len(lines)
+            if ended or time.monotonic() - since > HANGS_SECONDS:
+                return
+            time.sleep(0.1)
+    finally:
+        for child in psutil.Process(world.pid).children(recursive=True) if world.poll() is None else ():
+            child.kill()
+        world.kill()
+        world.wait()
+
+
+def _last_words(log: Path) -> str:
+    """What the ranks said, without what torchrun says of it afterwards."""
+    said, _, _ = log.read_text(encoding="utf-8", errors="replace").partition(LAUNCHER)
+    lines = [line for line in said.splitlines() if line.strip(" ^~")]
+    return "\n".join(lines[-LAST_LINES:]) or "it ended without a word"

@@ -1,0 +1,154 @@
+"""A run as a user would start it, end it and go on with it, in a folder that goes with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from finetune.config.compose import Composed
+from finetune.config.schema import Strategy
+from finetune.paths import RunDir
+from finetune.rehearse.twin_config import RUN_NAME
+
+PROCESSES = 2
+PATIENCE_SECONDS = 900.0
+"""For one start of a run: the first one under DeepSpeed compiles for about 90 s."""
+SAME = 1e-6
+"""Largest relative difference between a step and its repetition after the resume: rounding explains no more,
+since the same processes do the same arithmetic.
+"""
+LAST_LINES = 8
+
+
+class StageFailed(Exception):
+    """A stage did not come out right; the message says what was seen."""
+
+
+@dataclass(slots=True)
+class Play:
+    """What the stages hand on."""
+
+    overrides: list[str]
+    folder: Path
+    """Everything that is written lies in it."""
+    composed: Composed | None = None
+    strategy: Strategy = Strategy.auto
+    processes: int = PROCESSES
+    process: subprocess.Popen[bytes] | None = None
+    before: list[dict[str, Any]] = field(default_factory=list)
+    """The steps that were logged before the kill."""
+    merged: Path | None = None
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir(self.folder / "runs" / RUN_NAME)
+
+    @property
+    def recipe(self) -> Path:
+        return self.folder / "twin.yaml"
+
+    def finetune(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`python -m finetune WORDS` to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "finetune", *words],
+            cwd=self.folder,
+            env=package_environment(self.folder),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+
+    def start(self) -> None:
+        """Begin the run."""
+        with self._log.open("w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "finetune", "train", f"recipe={self.recipe}"],
+                cwd=self.folder,
+                env=package_environment(self.folder),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait(self, come: Callable[[], bool], what: str) -> None:
+        """Until it has come; a run that ends before that has failed."""
+        assert self.process is not None
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not come():
+            if self.process.poll() is not None and not come():
+                raise StageFailed("\n".join(self.own_words()[-LAST_LINES:]))
+            if time.monotonic() > deadline:
+                raise StageFailed(f"no {what} within {PATIENCE_SECONDS:.0f} s")
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        """End the run with all of its processes, none of which hears of it."""
+        if self.process is None:
+            return
+        try:
+            parent = psutil.Process(self.process.pid)
+            family = [parent, *parent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            family = []
+        for one in family:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(family, timeout=10)
+        self.process.wait()
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The optimizer steps that are logged."""
+        return logged_steps(self.run)
+
+    @property
+    def steps_made(self) -> int:
+        return max((step["step"] for step in self.steps()), default=0)
+
+    def own_words(self) -> list[str]:
+        """What the run has printed."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line for line in lines if line.strip(" ^~")]
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "train.log"
+
+
+def logged_steps(run: RunDir) -> list[dict[str, Any]]:
+    """The optimizer steps of metrics.jsonl: its whole lines, while it may still be written."""
+    if not run.metrics.exists():
+        return []
+    lines = run.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [entry for entry in entries if "loss" in entry]
+
+
+def refuse_difference(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
+    """Steps that were made twice have to come out the same."""
+    again = {step["step"]: step for step in after}
+    for name in ("learning_rate", "loss", "grad_norm"):
+        for step in before:
+            first, second = step[name], again.get(step["step"], {}).get(name)
+            if second is None or not abs(first - second) <= SAME * abs(first):
+                at = f"{name} of step {step['step']}"
+                raise StageFailed(f"{at} was {first} the first time, and is {second} after the resume")
+
+
+def package_environment(folder: Path) -> dict[str, str]:
+    """This environment, with this package; what is cached and left over goes with the folder."""
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    left = {"FINETUNE_CACHE": str(folder / "cache"), "TMPDIR": str(folder)}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **left}

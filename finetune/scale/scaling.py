@@ -1,0 +1,106 @@
+"""How much faster is a run with more processes? Makes its first steps with each number, and measures."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from finetune.distributed.launch import Workers, threads_per_process
+from finetune.errors import RunFailed
+from finetune.hardware.probe import probe_devices
+from finetune.model.fetch import fetch_model
+from finetune.report.record import read_report
+from finetune.scale.grid import Wanted, grid_of
+from finetune.scale.point import Point, point_of, records
+from finetune.scale.verdict import verdict
+from finetune.training.prepare import prepare_rows
+from finetune.training.start import open_run
+
+WORKER = "finetune.training.timed"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """What was measured."""
+
+    points: list[Point]
+    hold: str
+    left_out: list[str]
+    """Runs that do not fit by their plan."""
+    failed: str = ""
+    """Why the runs ended before all of them were made."""
+
+    @property
+    def verdict(self) -> str:
+        devices = probe_devices()
+        told = verdict(self.points, devices.cpu_cores, devices.gpus) if self.points else "nothing is measured"
+        return "\n".join([told, *self.left_out])
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What `--json` prints, and scale.json holds."""
+        return {
+            "points": records(self.points),
+            "verdict": self.verdict,
+            "hold": self.hold,
+            "left_out": self.left_out,
+            "failed": self.failed or None,
+        }
+
+
+def scale(overrides: list[str], hold: str, say: Say) -> Iterator[Scaling]:
+    """Make the runs one after the other; all that is measured so far after each of them.
+
+    A run that fails ends it, and what was measured before is kept.
+
+    Raises:
+        Refusal: something has to be changed first.
+        DoesNotFit: no two runs fit.
+    """
+    with tempfile.TemporaryDirectory(prefix="finetune-scale-") as folder:
+        grid = grid_of(overrides, hold, Path(folder))
+        for line in grid.notes:
+            say(line)
+        left_out = [f"{_named(one)} is left out: {one.unfit}" for one in grid.wanted if one.unfit]
+        points: list[Point] = []
+        for number, one in enumerate(grid.wanted, start=1):
+            if one.unfit:
+                continue
+            say(f"run {number} of {len(grid.wanted)}: {_named(one)}, {one.run.facts.batch.line}")
+            try:
+                points.append(_measured(one))
+            except RunFailed as failed:
+                yield Scaling(points, hold, left_out, f"{_named(one)}: {failed}")
+                return
+            yield Scaling(list(points), hold, left_out)
+
+
+def _named(one: Wanted) -> str:
+    strategy = one.run.facts.strategy.value
+    return f"{one.num_processes} process{'es' * (one.num_processes > 1)} under {strategy}"
+
+
+def _measured(one: Wanted) -> Point:
+    """One run: opened, given its rows, launched and waited for as `train` does it."""
+    run = one.run
+    launch = run.config.launch
+    run_dir = open_run(run)
+    fetch_model(run.config.model)
+    with Workers(run_dir, run.facts, launch, _unsaid, WORKER) as workers:
+        prepare_rows(run, run_dir, _unsaid)
+        ended = workers.wait()
+    if workers.received:
+        raise SystemExit(128 + workers.received)
+    if ended.exit_code != 0:
+        who = f"rank {ended.failed_rank}: " if ended.failed_rank is not None else ""
+        raise RunFailed(f"{who}{ended.told}")
+    threads = threads_per_process(run.facts, launch)
+    return point_of(one.requested, run.facts.device, threads, read_report(run_dir))
+
+
+def _unsaid(line: str) -> None:
+    """The lines of the runs are not of interest here."""
