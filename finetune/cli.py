@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
@@ -57,6 +59,15 @@ def _run(words: Words) -> int:
         return 0
     if words.verb in NOT_BUILT:
         raise UserError(f"finetune {words.verb} is not built yet.\n    Built: {', '.join(VERBS)}.")
+    if words.verb != "train":  # its parent saves first
+        _leave_on_signals()
     command = import_module(f"finetune.commands.{words.verb}")
     code: int = command.main(words)
     return code
+
+
+def _leave_on_signals() -> None:
+    """End by way of every `finally`: what was begun is removed, and no process stays behind."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))

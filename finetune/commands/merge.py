@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from contextlib import redirect_stdout
 from typing import Any
@@ -24,7 +23,6 @@ def main(words: Words) -> int:
     """Merge; returns the exit code."""
     if len(words.runs) != 1:
         raise UserError("merge takes one RUN: a run's folder, a saved adapter's, or a model's.")
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # tidies up on its way out
     with redirect_stdout(sys.stderr if "--json" in words.flags else sys.stdout):
         told = merge(words)
     if "--json" in words.flags:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import sys
 from dataclasses import asdict
 
-from finetune.doctor.check import FAIL
+from finetune.distributed.outer import refuse_launcher
+from finetune.doctor.check import FAIL, PASS
 from finetune.errors import CHECK_SAID_NO, UserError
 from finetune.logs import set_up_logging
 from finetune.words import Words
@@ -18,7 +17,7 @@ def main(words: Words) -> int:
     """Rehearse; 3 when a stage fails."""
     if words.runs:
         raise UserError(f"'{words.runs[0]}' is no key=value. Did you mean recipe={words.runs[0]}?")
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # tidies up on its way out
+    refuse_launcher("rehearse")
     set_up_logging(main=False)
     from finetune.rehearse.every import rehearse_all
     from finetune.rehearse.rehearsal import UNTOLD, Stage, rehearse, stage_lines, verdict
@@ -31,7 +30,8 @@ def main(words: Words) -> int:
 
     play = rehearse_all if "--all" in words.flags else rehearse
     stages = play(list(words.overrides), told)
-    ok = all(stage.status != FAIL for stage in stages)
+    statuses = {stage.status for stage in stages}
+    ok = PASS in statuses and FAIL not in statuses
     if "--json" in words.flags:
         print(json.dumps({"ok": ok, "stages": [asdict(stage) for stage in stages]}))
     else:

@@ -6,11 +6,13 @@ import json
 import secrets
 import shutil
 import sys
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from finetune.distributed.outer import outer_launch
+from finetune.distributed.outer import refuse_launcher
 from finetune.errors import RUN_FAILED, UserError, refuse
 from finetune.paths import write_whole
 from finetune.report.scale_plot import draw_scale
@@ -22,32 +24,33 @@ def main(words: Words) -> int:
     """Measure; 1 when a run failed (what was measured before it is shown and kept)."""
     if words.runs:
         raise UserError(f"'{words.runs[0]}' is no key=value. Did you mean recipe={words.runs[0]}?")
-    if (outer := outer_launch()) is not None:
-        raise UserError(f"scale starts processes of its own, and {outer.launcher} started this one.")
+    refuse_launcher("scale")
     from finetune.scale.scaling import scale  # the data libraries: after the words
 
     as_json = "--json" in words.flags
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
-    folder = record = None
-    failed = ""
-    for scaling in scale(list(words.overrides), words.values.get("--hold", "global"), say):
-        record, failed = scaling.record, scaling.failed
-        if record["points"]:
-            folder = folder or _new_folder()
-            record["plot"] = str(folder / "scale.png")
-            draw_scale(record, folder / "scale.png")
-            write_whole(folder / "scale.json", json.dumps(record, indent=2) + "\n")
+    folder = _new_folder()
+    record: dict[str, Any] | None = None
+    try:
+        for scaling in scale(list(words.overrides), words.values.get("--hold", "global"), say):
+            record = scaling.record
+            if record["points"]:
+                record["plot"] = str(folder / "scale.png")
+                draw_scale(record, folder / "scale.png")
+                write_whole(folder / "scale.json", json.dumps(record, indent=2) + "\n")
+    finally:
+        with suppress(OSError):  # something was measured: it is not empty
+            folder.rmdir()
     assert record is not None
     if as_json:
         print(json.dumps(record))
     else:
         columns = max(shutil.get_terminal_size().columns, 80)
-        print(
-            "\n".join(["", *scale_lines(record, columns), *([f"plot: {record['plot']}"] if folder else [])])
-        )
-    if failed:
-        print(f"failed: {failed}", file=sys.stderr)
-    return RUN_FAILED if failed else 0
+        plot = [f"plot: {record['plot']}"] if record["points"] else []
+        print("\n".join(["", *scale_lines(record, columns), *plot]))
+    if record["failed"]:
+        print(f"failed: {record['failed']}", file=sys.stderr)
+    return RUN_FAILED if record["failed"] else 0
 
 
 def _new_folder() -> Path:

@@ -24,6 +24,7 @@ from finetune.data.read import CHUNK_ROWS, read
 from finetune.data.rows import Dropped, Place, Rows, RowWriter
 from finetune.data.source import SUBJECT, passed_over
 from finetune.errors import Problem, RunFailed, refuse
+from finetune.hardware.cores import whole_cores
 from finetune.model.tokenizer import reads_thoughts, thinking_switches
 
 if TYPE_CHECKING:
@@ -177,10 +178,9 @@ def _results(
     jobs: Iterable[_Job], data: DataConfig, tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[tuple[_Job, _Done]]:
     jobs = iter(jobs)
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     first = list(islice(jobs, 2 * ROWS_PER_PROCESS // CHUNK_ROWS))
     enough = sum(len(job.chunk.items) for job in first) >= 2 * ROWS_PER_PROCESS
-    processes = data.num_proc or (cores if enough else 1)
+    processes = data.num_proc or (whole_cores() if enough else 1)
     if processes > 1 and len(first) > 1 and sys.platform == "linux":
         yield from _in_processes(chain(first, jobs), processes, data, tokenizer)
         return

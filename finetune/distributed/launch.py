@@ -21,7 +21,9 @@ import psutil
 
 from finetune.config.rules import RunFacts
 from finetune.config.schema import LaunchConfig
+from finetune.distributed.family import Gone, family, kill_family
 from finetune.distributed.parent import end_with_parent
+from finetune.hardware.cores import whole_cores
 from finetune.paths import RunDir
 from finetune.secrets import masked_file
 
@@ -118,12 +120,8 @@ class Workers:
 
     def kill(self) -> None:
         """End the launcher and every worker at once."""
-        alive = _family(self.process.pid)
-        for process in alive:
-            with _Gone():
-                process.kill()
+        kill_family(self.process.pid)
         self.process.wait()
-        psutil.wait_procs(alive, timeout=5)
         self._wait_for_log()
 
     def _wait_for_log(self) -> None:
@@ -167,7 +165,7 @@ class Workers:
             self.kill()  # some are not there yet to hear of it: nothing has been trained
             return
         for process in workers:
-            with _Gone():
+            with Gone():
                 process.send_signal(number)
 
 
@@ -205,8 +203,7 @@ def threads_per_process(facts: RunFacts, launch: LaunchConfig) -> int:
     """Cores of this machine shared out, unless OMP_NUM_THREADS says otherwise (accelerate's default: one)."""
     if os.environ.get("OMP_NUM_THREADS"):
         return int(os.environ["OMP_NUM_THREADS"])
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, facts.num_processes // launch.num_machines))
+    return max(1, whole_cores() // max(1, facts.num_processes // launch.num_machines))
 
 
 def worker_environment(facts: RunFacts, launch: LaunchConfig) -> dict[str, str]:
@@ -263,28 +260,10 @@ def silent_death(text: str) -> tuple[int | None, str]:
     return int(rank[1]), f"The process ended {how} without a word of its own."
 
 
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        launcher = psutil.Process(pid)
-        return [launcher, *launcher.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
 def _workers(pid: int, module: str) -> list[psutil.Process]:
     found = []
-    for process in _family(pid)[1:]:
-        with _Gone():
+    for process in family(pid)[1:]:
+        with Gone():
             if module in process.cmdline():
                 found.append(process)
     return found
-
-
-class _Gone:
-    """A process that ended meanwhile is no error."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
-        return kind is not None and issubclass(kind, psutil.Error)

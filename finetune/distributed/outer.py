@@ -16,7 +16,7 @@ import psutil
 import yaml
 
 from finetune.config.schema import Strategy
-from finetune.errors import Problem
+from finetune.errors import Problem, UserError
 
 LAUNCHER_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 """Variables of accelerate's launcher that would steer the Trainer; read once here, removed before the Trainer
@@ -36,6 +36,17 @@ class OuterLaunch:
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     """What it demands that is not offered here."""
+
+
+def refuse_launcher(verb: str) -> None:
+    """For verbs that start processes of their own.
+
+    Raises:
+        UserError: another launcher has started this one, among others.
+    """
+    outer = outer_launch()
+    if outer is not None:
+        raise UserError(f"{verb} starts processes of its own, and {outer.launcher} started this one.")
 
 
 def outer_launch(environment: Mapping[str, str] = os.environ) -> OuterLaunch | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from finetune.config.compose import compose
+from finetune.distributed.outer import refuse_launcher
 from finetune.doctor.cards import card_checks
-from finetune.doctor.check import FAIL, Check
+from finetune.doctor.check import FAIL, PASS, Check
 from finetune.doctor.exchange import collective_checks, port_check
 from finetune.doctor.host import host_checks
 from finetune.doctor.network import network_checks
@@ -26,11 +27,13 @@ def full_checks(overrides: list[str]) -> tuple[list[Check], MachineReport]:
     Raises:
         UserError: the words themselves are wrong.
     """
+    refuse_launcher("doctor")
     named = any(word.startswith(("recipe=", "model=", "model.name_or_path=")) for word in overrides)
     words = overrides if named else [SMALLEST, *overrides]
     config = compose(words).config
     report = probe_machine(Path(config.output_dir))
-    checks = [*card_checks(report), *host_checks(report)]
+    meant = [] if named else [Check("checked for", PASS, f"{SMALLEST}: no recipe was named")]
+    checks = [*meant, *card_checks(report), *host_checks(report)]
     checks += [version_check(), *network_checks(config)]
     run = _checked(words)
     if isinstance(run, CheckedRun):

@@ -17,14 +17,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from finetune.hardware.cores import usable_cores
 from finetune.hardware.memory import free_bytes, swap_bytes, total_bytes
 from finetune.paths import PACKAGE
 
 PROBE_BYTES, CHUNK_BYTES, PROBE_SECONDS = 256 * 2**20, 8 * 2**20, 1.5
 """How much is written to measure a disk, in pieces that each reach it, and for how long at most."""
-CPU = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
-"""Time a period and the period: in one file in version 2, in two in version 1."""
-CGROUP = Path("/sys/fs/cgroup")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.", "ceph", "lustre", "gpfs", "beegfs", "9p", "virtiofs")
 """How file systems begin whose files lie on another machine."""
 SUITABLE = ((3, 11), (3, 13))
@@ -98,7 +96,7 @@ def read_host(folder: Path, *, measure_disk: bool) -> Host:
         memory_bytes=total_bytes(),
         free_memory_bytes=free_bytes(),
         swap_bytes=swap_bytes(),
-        cores=_cores(),
+        cores=usable_cores(),
         shared_memory_bytes=_shared_memory(),
         open_files=soft,
         open_files_possible=hard,
@@ -110,15 +108,6 @@ def read_host(folder: Path, *, measure_disk: bool) -> Host:
         missing_tools=tuple(name for name in ("make", "g++") if not shutil.which(name)),
         glibc=_glibc(),
     )
-
-
-def _cores() -> float:
-    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    for files in CPU:
-        words = [word for file in files for word in _read(CGROUP / file).split()]
-        if len(words) == 2 and words[0].isdigit():  # "max" and -1: no limit
-            cores = min(cores, int(words[0]) / int(words[1]))
-    return cores
 
 
 def _shared_memory() -> int:

@@ -43,8 +43,6 @@ class Links:
     """`X` (itself), `NV18`, `PIX`, ... from each card to each."""
     peers: tuple[tuple[str, ...], ...] = ()
     """`OK`, or why a card cannot read the other's memory; empty: not told."""
-    cpus: tuple[str, ...] = ()
-    """The CPU cores next to each card."""
 
     def among(self, cards: Sequence[int]) -> Links:
         """The part of the matrix for some cards, in their order."""
@@ -53,8 +51,7 @@ class Links:
         def part(matrix: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
             return tuple(tuple(matrix[row][column] for column in places) for row in places) if matrix else ()
 
-        cpus = tuple(self.cpus[place] for place in places)
-        return Links(tuple(self.cards[place] for place in places), part(self.ways), part(self.peers), cpus)
+        return Links(tuple(self.cards[place] for place in places), part(self.ways), part(self.peers))
 
     @property
     def slowest(self) -> str:
@@ -70,25 +67,23 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the links do for what a strategy sends over them."""
+    """Whether cards send to each other without the CPU in the way."""
 
-    good: bool
+    fast: bool
     why: str
+    barred: bool = False
+    """The cards cannot read each other's memory: what they send goes through the host's."""
 
 
 def parse_links(topology: str, peers: str) -> Links:
     """Both matrices; network cards and affinities stand beside the cards in the same rows."""
-    cards, ways, cpus = _matrix(topology)
-    reading, statuses, _ = _matrix(peers)
-    return Links(cards, ways, statuses if reading == cards else (), cpus)
+    cards, ways = _matrix(topology)
+    reading, statuses = _matrix(peers)
+    return Links(cards, ways, statuses if reading == cards else ())
 
 
-def verdict(links: Links, names: Sequence[str], *, shards_weights: bool) -> Verdict:
-    """Whether cards of these names, joined so, bear a strategy.
-
-    FSDP and ZeRO-3 move all weights in every step; DDP, ZeRO-1 and ZeRO-2 exchange the gradients, which are
-    few with LoRA.
-    """
+def verdict(links: Links, names: Sequence[str]) -> Verdict:
+    """How fast the slowest way between cards of these names is; what is sent over it decides what it costs."""
     if len(names) < 2:
         return Verdict(True, "one card: nothing is sent to another one")
     if not links.slowest:
@@ -99,12 +94,7 @@ def verdict(links: Links, names: Sequence[str], *, shards_weights: bool) -> Verd
         barred = "not supported by GeForce RTX 40 and 50"
     way = f"the slowest way is {slowest} ({MEANING[_kind(slowest)]})"
     direct = f"cards cannot read each other's memory: {barred}" if barred else _told(links)
-    fast = _kind(slowest) in FAST and not barred
-    if fast:
-        return Verdict(True, f"{way}; {direct}")
-    if shards_weights:
-        return Verdict(False, f"{way}; {direct}; fsdp and zero3 send all weights over it in every step")
-    return Verdict(True, f"{way}; {direct}; ddp, zero1 and zero2 with LoRA bear it")
+    return Verdict(_kind(slowest) in FAST and not barred, f"{way}; {direct}", bool(barred))
 
 
 def matrix_lines(links: Links) -> list[str]:
@@ -117,22 +107,21 @@ def matrix_lines(links: Links) -> list[str]:
     return [" ".join(f"{text:>{width}}" for text in row).rstrip() for row in rows]
 
 
-def _matrix(text: str) -> tuple[tuple[int, ...], tuple[tuple[str, ...], ...], tuple[str, ...]]:
-    """Numbers of the cards, the cells between them, and the CPU cores of each row."""
+def _matrix(text: str) -> tuple[tuple[int, ...], tuple[tuple[str, ...], ...]]:
+    """Numbers of the cards, and the cells between them."""
     lines = [ESCAPES.sub("", line).split() for line in text.partition("Legend")[0].splitlines()]
     header = next((words for words in lines if words and words[0] == "GPU0"), [])
     columns = header[: header.index("CPU")] if "CPU" in header else header  # "CPU Affinity" ends the devices
     places = [place for place, name in enumerate(columns) if re.fullmatch(r"GPU\d+", name)]
     cards = tuple(int(columns[place][3:]) for place in places)
     rows = {words[0]: words[1:] for words in lines if words and words is not header}
-    cells, cpus = [], []
+    cells = []
     for card in cards:
         row = rows.get(f"GPU{card}", [])
         if len(row) < len(columns):
-            return (), (), ()
+            return (), ()
         cells.append(tuple(row[place] for place in places))
-        cpus.append(row[len(columns)] if len(row) > len(columns) else "")
-    return cards, tuple(cells), tuple(cpus)
+    return cards, tuple(cells)
 
 
 def _told(links: Links) -> str:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from finetune.config.devices import Devices
+from finetune.hardware.cores import whole_cores
 
 BF16_CAPABILITY = 8
 """Major compute capability from which a GPU computes in bfloat16 (Ampere)."""
@@ -48,7 +49,7 @@ def probe_devices() -> Devices:
         gpu_names=tuple(card.name for card in usable),
         bf16=bool(usable) and all(card.capability >= BF16_CAPABILITY for card in usable),
         driver_gpus=len(cards),
-        cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cpu_cores=whole_cores(),
         unusable=unusable,
     )
 

@@ -11,15 +11,17 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-SECONDS = 15.0
-"""How long nvidia-smi may take: without persistence mode it wakes every card first, about a second each."""
+SECONDS = 60.0
+"""How long nvidia-smi may take: without persistence mode it wakes every card first, a few seconds each."""
 MIB = 2**20
 NVIDIA_VENDOR = "0x10de"
+END = "</nvidia_smi_log>"
 THROTTLES = {
     "hw_slowdown": "slowed down by the hardware",
     "hw_thermal_slowdown": "too hot (hardware)",
@@ -27,6 +29,21 @@ THROTTLES = {
     "sw_thermal_slowdown": "too hot (driver)",
 }
 """Reasons for a slower clock that are a fault of the machine; idling and the power limit are none."""
+UNTOLD = ("", "N/A", "None", "Not Supported", "Not Available", "Not Found", "Insufficient Permissions")
+"""What stands in place of a value that a card or a driver does not have, in brackets or without."""
+DEPRECATED = "Requested functionality has been deprecated"
+"""The same, of drivers from 575 on."""
+NUMBERS = (
+    "fb_memory_usage/total",
+    "fb_memory_usage/used",
+    "fb_memory_usage/free",
+    "temperature/gpu_temp",
+    "utilization/gpu_util",
+    "ecc_errors/volatile/dram_uncorrectable",
+    "pci/pci_gpu_link_info/link_widths/current_link_width",
+)
+"""Fields in which a card that answers has a number; any other words there are an error of the card."""
+OUT_OF_ORDER = re.compile(r"(requires? a? ?reset|is lost|ERR!|Unknown Error)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +53,8 @@ class Process:
     pid: int
     name: str
     memory_bytes: int | None
+    kind: str
+    """`C` computes, `G` draws (a desktop), `C+G`; empty: it is not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +62,8 @@ class Slice:
     """A MIG device: a part of a card that is a card of its own."""
 
     index: int
+    uuid: str
+    """Empty: this driver does not tell it."""
     memory_bytes: int | None
 
 
@@ -53,7 +74,8 @@ class SmiCard:
     index: int
     name: str
     uuid: str
-    bus_id: str
+    faults: tuple[str, ...]
+    """Errors that it answers in place of numbers, and the reset that it asks for."""
     total_bytes: int | None
     used_bytes: int | None
     free_bytes: int | None
@@ -70,19 +92,15 @@ class SmiCard:
     throttled: tuple[str, ...]
     """Why its clock is held down, of `THROTTLES`."""
     temperature_c: int | None
-    power_watts: float | None
     power_limit_watts: float | None
     pcie_generation_card: int | None
     pcie_generation_host: int | None
-    pcie_generation_now: int | None
-    """It falls while the card idles."""
     pcie_width_card: int | None
     pcie_width_now: int | None
     fabric_state: str
     """Of cards behind NVSwitches: `Completed`, `In Progress`, `Not Started`."""
     fabric_status: str
     compute_mode: str
-    persistence: bool | None
     processes: tuple[Process, ...]
 
 
@@ -95,7 +113,9 @@ class Smi:
     """Newest CUDA that the driver runs."""
     cards: tuple[SmiCard, ...] = ()
     said: str = ""
-    """What it printed besides its answer: errors."""
+    """What it printed besides its answer: errors and warnings."""
+    code: int = 0
+    """Its exit code."""
     trouble: str = ""
     """Why there is no answer: `absent`, `silent`, `failed`; empty when there is one."""
     driver_loaded: bool = False
@@ -127,14 +147,19 @@ def read_smi() -> Smi:
     answer = ask("-q", "-x")
     if answer.code is None:
         return Smi(trouble="silent", driver_loaded=loaded, pci_cards=on_bus)
-    before, tag, xml = answer.out.partition("<nvidia_smi_log")
-    said = _words(f"{before}\n{answer.err}")
-    log = _parsed(tag + xml)
+    before, begin, rest = answer.out.partition("<nvidia_smi_log")
+    inside, end, after = rest.partition(END)
+    said = _words(f"{before}\n{after}\n{answer.err}")
+    log = _parsed(begin + inside + end)
     if log is None or (answer.code != 0 and log.find("gpu") is None):
         said = said or f"exit code {answer.code}, and nothing that can be read"
-        return Smi(said=said, trouble="failed", driver_loaded=loaded, pci_cards=on_bus)
+        return Smi(
+            said=said, code=answer.code, trouble="failed", driver_loaded=loaded, pci_cards=on_bus
+        )
     cards = tuple(_card(number, gpu) for number, gpu in enumerate(log.findall("gpu")))
-    return Smi(_text(log, "driver_version"), _text(log, "cuda_version"), cards, said, "", True, on_bus)
+    return Smi(
+        _text(log, "driver_version"), _text(log, "cuda_version"), cards, said, answer.code, "", True, on_bus
+    )
 
 
 def ask(*words: str) -> Answer:
@@ -195,13 +220,13 @@ def _card(number: int, gpu: ElementTree.Element) -> SmiCard:
         index=number,
         name=_text(gpu, "product_name"),
         uuid=_text(gpu, "uuid"),
-        bus_id=gpu.get("id", ""),
+        faults=tuple(dict.fromkeys(_faults(gpu))),
         total_bytes=_bytes(gpu, "fb_memory_usage/total"),
         used_bytes=_bytes(gpu, "fb_memory_usage/used"),
         free_bytes=_bytes(gpu, "fb_memory_usage/free"),
         mig=_text(gpu, "mig_mode/current_mig") == "Enabled",
         slices=tuple(
-            Slice(_number(one, "index") or 0, _bytes(one, "fb_memory_usage/total"))
+            Slice(_number(one, "index") or 0, _text(one, "uuid"), _bytes(one, "fb_memory_usage/total"))
             for one in gpu.findall("mig_devices/mig_device")
         ),
         ecc=_either(_text(gpu, "ecc_mode/current_ecc"), "Enabled", "Disabled"),
@@ -211,24 +236,38 @@ def _card(number: int, gpu: ElementTree.Element) -> SmiCard:
         repair_failed=_text(gpu, "remapped_rows/remapped_row_failure") == "Yes",
         throttled=_throttles(gpu),
         temperature_c=_number(gpu, "temperature/gpu_temp"),
-        power_watts=_watts(gpu, "power_draw", "instant_power_draw", "average_power_draw"),
         power_limit_watts=_watts(gpu, "current_power_limit", "power_limit", "enforced_power_limit"),
         pcie_generation_card=_pcie(gpu, "pcie_gen/max_device_link_gen", "pcie_gen/max_link_gen"),
         pcie_generation_host=_pcie(gpu, "pcie_gen/max_host_link_gen", "pcie_gen/max_link_gen"),
-        pcie_generation_now=_pcie(gpu, "pcie_gen/current_link_gen"),
         pcie_width_card=_pcie(gpu, "link_widths/max_link_width"),
         pcie_width_now=_pcie(gpu, "link_widths/current_link_width"),
         fabric_state=_text(gpu, "fabric/state"),
         fabric_status=_text(gpu, "fabric/status"),
         compute_mode=_text(gpu, "compute_mode"),
-        persistence=_either(_text(gpu, "persistence_mode"), "Enabled", "Disabled"),
         processes=tuple(
             Process(
-                _number(one, "pid") or 0, _text(one, "process_name") or "unknown", _bytes(one, "used_memory")
+                _number(one, "pid") or 0,
+                _text(one, "process_name") or "unknown",
+                _bytes(one, "used_memory"),
+                _text(one, "type"),
             )
             for one in gpu.findall("processes/process_info")
         ),
     )
+
+
+def _faults(gpu: ElementTree.Element) -> Iterator[str]:
+    """What a card that has failed says of itself; drivers from 570 on name the way out (recovery action)."""
+    for path in NUMBERS:
+        text = _text(gpu, path)
+        if text and not re.match(r"-?\d", text):
+            yield text
+    yield from (text for text in map(_plain, gpu.itertext()) if OUT_OF_ORDER.fullmatch(text))
+    if _text(gpu, "gpu_reset_status/reset_required") == "Yes":
+        yield "a reset is required"
+    action = _text(gpu, "gpu_recovery_action")
+    if action:
+        yield f"recovery action: {action}"
 
 
 def _throttles(gpu: ElementTree.Element) -> tuple[str, ...]:
@@ -269,9 +308,13 @@ def _pcie(gpu: ElementTree.Element, *paths: str) -> int | None:
 
 
 def _text(element: ElementTree.Element, path: str) -> str:
-    """Empty where it is missing, `N/A` or `[Not Supported]`."""
-    text = (element.findtext(path) or "").strip()
-    return "" if text in ("N/A", "None") or text.startswith("[") else text
+    """Empty where it is missing, `N/A`, `[Not Supported]` and the like; errors stay."""
+    text = _plain(element.findtext(path) or "")
+    return "" if text in UNTOLD or text.startswith(DEPRECATED) else text
+
+
+def _plain(text: str) -> str:
+    return text.strip().strip("[]")
 
 
 def _number(element: ElementTree.Element, path: str) -> int | None:

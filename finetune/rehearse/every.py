@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import psutil
 import yaml
 
 from finetune.config.compose import compose
@@ -23,6 +22,8 @@ from finetune.config.rules import resolve
 from finetune.config.saved import save_config
 from finetune.config.schema import Method, RunConfig, Strategy
 from finetune.config.strategy import TRAITS
+from finetune.distributed.family import kill_family
+from finetune.distributed.parent import end_with_parent
 from finetune.doctor.check import FAIL
 from finetune.errors import Refusal, UserError
 from finetune.hardware.probe import probe_devices
@@ -155,6 +156,7 @@ def _world(cases: list[Case], processes: int, folder: Path, results: Path) -> It
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            preexec_fn=end_with_parent,
         )
     try:
         seen, since = 0, time.monotonic()
@@ -165,13 +167,15 @@ def _world(cases: list[Case], processes: int, folder: Path, results: Path) -> It
                 since = time.monotonic()
                 yield line
             seen = len(lines)
-            if ended or time.monotonic() - since > HANGS_SECONDS:
+            if time.monotonic() - since > HANGS_SECONDS:
+                with (folder / "world.log").open("a", encoding="utf-8") as log:
+                    log.write(f"nothing came of it for {HANGS_SECONDS:.0f} s: it hangs\n")
+                return
+            if ended:
                 return
             time.sleep(0.1)
     finally:
-        for child in psutil.Process(world.pid).children(recursive=True) if world.poll() is None else ():
-            child.kill()
-        world.kill()
+        kill_family(world.pid)
         world.wait()
 
 

@@ -16,6 +16,7 @@ from finetune.config.schema import Method
 from finetune.distributed.outer import outer_launch
 from finetune.distributed.world import current_world
 from finetune.doctor.check import PASS
+from finetune.errors import Problem
 from finetune.logs import set_up_logging
 from finetune.model.source import find_source
 from finetune.model.standalone import write_standalone
@@ -84,10 +85,10 @@ def _as_if_killed(whole: RunDir, killed: RunDir) -> None:
 
 
 def _merged_and_opened(run_dir: RunDir, strategy: str) -> str:
-    problems: list[object] = []
-    source = find_source(str(run_dir.path), [], problems)  # type: ignore[arg-type]
+    problems: list[Problem] = []
+    source = find_source(str(run_dir.path), [], problems)
     merged = run_dir.path.with_name(f"{run_dir.path.name}-merged")
-    target = find_target(source, str(merged), None, problems)  # type: ignore[arg-type]
+    target = find_target(source, str(merged), None, problems)
     if source is None or target is None:
         raise StageFailed("; ".join(map(str, problems)))
     write_standalone(source, target, None, [], card_of(source, merged.name))

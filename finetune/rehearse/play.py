@@ -7,16 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from finetune.config.compose import Composed
 from finetune.config.schema import Strategy
+from finetune.distributed.family import kill_family
+from finetune.distributed.parent import end_with_parent
 from finetune.paths import RunDir
 from finetune.rehearse.twin_config import RUN_NAME
 
@@ -44,7 +43,7 @@ class Play:
     composed: Composed | None = None
     strategy: Strategy = Strategy.auto
     processes: int = PROCESSES
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[str] | None = None
     before: list[dict[str, Any]] = field(default_factory=list)
     """The steps that were logged before the kill."""
     merged: Path | None = None
@@ -59,28 +58,33 @@ class Play:
 
     def finetune(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`python -m finetune WORDS` to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "finetune", *words],
-            cwd=self.folder,
-            env=package_environment(self.folder),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
+        return self.python("-m", "finetune", *words)
+
+    def python(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A Python process to its end, with what it has printed."""
+        self.process = process = self._started(words, subprocess.PIPE, subprocess.PIPE)
+        try:
+            out, err = process.communicate(timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise StageFailed(f"it had not ended after {PATIENCE_SECONDS:.0f} s") from None
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     def start(self) -> None:
         """Begin the run."""
         with self._log.open("w", encoding="utf-8") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "finetune", "train", f"recipe={self.recipe}"],
-                cwd=self.folder,
-                env=package_environment(self.folder),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            self.process = self._started(("-m", "finetune", "train", f"recipe={self.recipe}"), log, log)
+
+    def _started(self, words: Sequence[str], out: Any, err: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *words],
+            cwd=self.folder,
+            env=package_environment(self.folder),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            text=True,
+            preexec_fn=end_with_parent,
+        )
 
     def wait(self, come: Callable[[], bool], what: str) -> None:
         """Until it has come; a run that ends before that has failed."""
@@ -94,19 +98,10 @@ class Play:
             time.sleep(0.01)
 
     def kill(self) -> None:
-        """End the run with all of its processes, none of which hears of it."""
-        if self.process is None:
-            return
-        try:
-            parent = psutil.Process(self.process.pid)
-            family = [parent, *parent.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            family = []
-        for one in family:
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
-        psutil.wait_procs(family, timeout=10)
-        self.process.wait()
+        """End what runs, with all of its processes, none of which hears of it."""
+        if self.process is not None:
+            kill_family(self.process.pid)
+            self.process.wait()
 
     def steps(self) -> list[dict[str, Any]]:
         """The optimizer steps that are logged."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import psutil
 
@@ -16,7 +14,6 @@ from finetune.rehearse.play import (
     PROCESSES,
     Play,
     StageFailed,
-    package_environment,
     refuse_difference,
 )
 from finetune.rehearse.twin_config import CHECKPOINT_STEP, KILLED_AFTER, STEPS
@@ -34,8 +31,13 @@ def check(play: Play) -> str:
     play.strategy = planned.plan.chosen.strategy
     alone = play.strategy is Strategy.single
     play.processes = 1 if alone else config.launch.num_processes or PROCESSES
-    fits = "fits" if planned.plan.fits else "does NOT fit"
-    return f"{play.strategy.value}; the real run {fits} on {planned.plan.machine.label}"
+    where = planned.plan.machine.label
+    if planned.plan.fits:
+        return f"{play.strategy.value}; the real run fits on {where}"
+    if config.plan.enforce:
+        why = "`finetune plan` tells what would fit, plan.enforce=false rehearses it all the same"
+        raise StageFailed(f"{play.strategy.value}: the real run does not fit on {where}; {why}")
+    return f"{play.strategy.value}; the real run does not fit on {where} (plan.enforce=false)"
 
 
 def twin(play: Play) -> str:
@@ -143,15 +145,7 @@ def reopen(play: Play) -> str:
     assert play.merged is not None
     adapter = play.composed.config.adapter.method is not Method.full
     base = str(play.folder / "model") if adapter else ""
-    command = [sys.executable, "-m", "finetune.rehearse.opened", str(play.merged), str(play.run.model), base]
-    done = subprocess.run(
-        command,
-        cwd=play.folder,
-        env=package_environment(play.folder),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = play.python("-m", "finetune.rehearse.opened", str(play.merged), str(play.run.model), base)
     if done.returncode != 0:
         raise StageFailed(_last_words(done.stderr))
     told = json.loads(done.stdout.splitlines()[-1])

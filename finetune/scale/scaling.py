@@ -37,7 +37,11 @@ class Scaling:
     @property
     def verdict(self) -> str:
         devices = probe_devices()
-        told = verdict(self.points, devices.cpu_cores, devices.gpus) if self.points else "nothing is measured"
+        told = (
+            verdict(self.points, devices.cpu_cores, devices.gpus, self.hold)
+            if self.points
+            else "nothing is measured"
+        )
         return "\n".join([told, *self.left_out])
 
     @property

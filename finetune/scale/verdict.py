@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from finetune.scale.grid import GLOBAL
 from finetune.scale.point import Point, base_of, efficiency, speedup, usual
 
 GOOD = 0.75
@@ -9,18 +10,21 @@ GOOD = 0.75
 EXPLAINS = 0.5
 """A cause is named when it accounts for so much of what is lost."""
 HOPELESS = 0.43
-"""With this part of a step for the exchange, which stays, twice the cards are 2 / (1 + 0.43) = 1.4x."""
+"""With this part of a step for the exchange, which stays while the rest is halved (the global batch is held),
+twice the cards are 2 / (1 + 0.43) = 1.4x.
+"""
 TOO_GOOD = 1.1
 """An efficiency above this has another cause than the processes."""
 RESTLESS = 0.3
 """Steps whose middle half is spread over more of their median than this are told to be uneven."""
 
 
-def verdict(points: list[Point], cores: int, cards: int) -> str:
+def verdict(points: list[Point], cores: int, cards: int, hold: str = GLOBAL) -> str:
     """One line for each strategy, and which one is the fastest; `cards` are those of this machine."""
     requested = list(dict.fromkeys(point.requested for point in points))
     lines = [
-        _of_strategy([p for p in points if p.requested == one], points, cores, cards) for one in requested
+        _of_strategy([p for p in points if p.requested == one], points, cores, cards, hold)
+        for one in requested
     ]
     lines += [_restless(point) for point in points if _spread(point) > RESTLESS]
     lines += [_beyond(p, base) for p in points if _too_good(p, base := base_of(p, points))]
@@ -30,7 +34,7 @@ def verdict(points: list[Point], cores: int, cards: int) -> str:
     return "\n".join(lines)
 
 
-def _of_strategy(own: list[Point], points: list[Point], cores: int, cards: int) -> str:
+def _of_strategy(own: list[Point], points: list[Point], cores: int, cards: int, hold: str) -> str:
     largest = max(own, key=lambda p: p.num_processes)
     base = base_of(largest, points)
     if largest is base:
@@ -41,10 +45,10 @@ def _of_strategy(own: list[Point], points: list[Point], cores: int, cards: int) 
     told = f"{_figure(largest, base)}: "
     if _good(largest, base):
         return "\n".join([*lines, told + _go_on(largest, cards)])
-    return "\n".join([*lines, told + reason(largest, base)])
+    return "\n".join([*lines, told + reason(largest, base, hold)])
 
 
-def reason(point: Point, base: Point) -> str:
+def reason(point: Point, base: Point, hold: str = GLOBAL) -> str:
     """Why a point stays behind its number of processes: the largest part of what is lost, if it is half."""
     lost = 1 - efficiency(point, base)
     shares = {
@@ -61,7 +65,8 @@ def reason(point: Point, base: Point) -> str:
             "trainer.per_device_train_batch_size, data.max_length or trainer.global_batch_size."
         )
     if cause == "link":
-        more = "will not help" if point.exchange_share > HOPELESS else "will help less than these did"
+        hopeless = hold == GLOBAL and point.exchange_share > HOPELESS
+        more = "will not help" if hopeless else "will help less than these did"
         return (
             f"the link is the limit ({communication}), see `doctor`; more cards {more}. What is sent once a "
             "step weighs less with a larger trainer.global_batch_size."

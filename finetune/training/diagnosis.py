@@ -76,7 +76,7 @@ def look_before(run_dir: RunDir) -> Before:
 
 def diagnose(before: Before, ended: Ended | None = None) -> Diagnosis | None:
     """The known cause of a failure, by the words of all ranks; `ended`: how our launcher saw it end."""
-    with suppress(OSError, ValueError, KeyError):  # half of a file, a full disk: it must hide no failure
+    with suppress(Exception):  # half of a file, a full disk, words in another order: it must hide no failure
         logs = _logs(before)
         return _first(_words(before, logs, ended), before, logs)
     return None
@@ -85,7 +85,7 @@ def diagnose(before: Before, ended: Ended | None = None) -> Diagnosis | None:
 def diagnose_error(before: Before, error: BaseException) -> Diagnosis | None:
     """The same for a failure of the command's own process, which prepares the data."""
     text = f"{type(error).__name__}: {error}"
-    with suppress(OSError, ValueError, KeyError):
+    with suppress(Exception):
         return _first([_Words(None, text, 0.0, ours=isinstance(error, FinetuneError))], before, {})
     return None
 
@@ -124,7 +124,8 @@ def _words(before: Before, logs: Mapping[int, str], ended: Ended | None) -> list
     for rank in sorted(set(logs) - set(spoke)):
         sure = ended is not None and rank == ended.failed_rank
         sign = ended.signal if ended is not None and sure else ""
-        words.append(_Words(rank, logs[rank], math.inf, sign, sure=sure))
+        text = logs[rank] if sure else _behind_steps(logs[rank])
+        words.append(_Words(rank, text, math.inf, sign, sure=sure))
     if ended is not None and ended.failed_rank is None:
         words.append(_Words(None, _end_of("launcher.log", before), math.inf))
     return words
@@ -162,6 +163,11 @@ def _logs(before: Before) -> dict[int, str]:
     """The end of every rank's log."""
     files = (re.fullmatch(r"rank-(\d+)\.log", file.name) for file in before.run_dir.logs.glob("rank-*.log"))
     return {int(name[1]): _end_of(name[0], before) for name in files if name is not None}
+
+
+def _behind_steps(log: str) -> str:
+    """What came after the last step that went well: what was told before it has ended nothing."""
+    return re.split(r"^step\s+\d+/", log, flags=re.MULTILINE)[-1]
 
 
 def _end_of(name: str, before: Before) -> str:

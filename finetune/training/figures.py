@@ -17,6 +17,7 @@ from finetune import hub
 from finetune.config.rules import RunFacts
 from finetune.config.schema import RunConfig
 from finetune.data.prepare import cache_root
+from finetune.hardware.cgroup import machine_oom_kills, oom_kills
 from finetune.hardware.memory import free_bytes, total_bytes
 from finetune.paths import RunDir
 
@@ -27,10 +28,12 @@ FULL_BYTES, FULL_SHARE = 2**20, 0.005
 
 @dataclass(frozen=True, slots=True)
 class Kills:
-    """How many processes the kernel has ended for lack of memory so far; None: it does not say."""
+    """How many processes the kernel has killed for lack of memory so far."""
 
-    container: int | None
-    machine: int | None
+    count: int | None
+    """None: it does not say."""
+    whose: str
+    """Of this container (its control group) where that is counted, else of the whole machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,11 @@ class Clue:
 
 
 def count_kills() -> Kills:
-    """What the kernel counts now, for this container (its control group) and for the whole machine."""
-    container = next((n for file in _container_files() if (n := _counted(file)) is not None), None)
-    return Kills(container, _counted(Path("/proc/vmstat")))
+    """What the kernel counts now: the container's own count tells of its processes alone."""
+    own = oom_kills()
+    if own is not None:
+        return Kills(own, "this container")
+    return Kills(machine_oom_kills(), "this machine")
 
 
 def gpu_memory(clue: Clue) -> list[str]:
@@ -137,9 +142,9 @@ def kernel_kills(clue: Clue) -> list[str]:
 
 
 def killed_for_memory(clue: Clue) -> bool | None:
-    """Whether the kernel's counts have risen since the run began; None: they cannot be read."""
-    risen = _risen(clue.kills, count_kills())
-    return any(after > before for before, after, _ in risen) if risen else None
+    """Whether the kernel's count has risen since the run began; None: it cannot be read."""
+    before, after = clue.kills.count, count_kills().count
+    return None if before is None or after is None else after > before
 
 
 def shared_memory(clue: Clue) -> list[str]:
@@ -265,50 +270,17 @@ def _existing(path: Path) -> Path:
 
 
 def _kills_told(before: Kills, after: Kills) -> str:
-    risen = _risen(before, after)
-    for old, new, whose in risen:
-        if new > old:
-            count = "a process" if new - old == 1 else f"{new - old} processes"
-            return f"the kernel killed {count} of {whose} for lack of memory (oom_kill: {old} -> {new})"
-    if risen:
+    if before.count is None or after.count is None:
+        return "if nobody did that, the kernel did because memory was short: see dmesg"
+    new = after.count - before.count
+    if new <= 0:
         return (
             "the kernel counts no kill for lack of memory since the run began: somebody or another program "
             "has sent the signal"
         )
-    return "if nobody did that, the kernel did because memory was short: see dmesg"
-
-
-def _risen(before: Kills, after: Kills) -> list[tuple[int, int, str]]:
-    pairs = (
-        (before.container, after.container, "this container"),
-        (before.machine, after.machine, "this machine"),
-    )
-    return [(old, new, whose) for old, new, whose in pairs if old is not None and new is not None]
-
-
-def _container_files() -> list[Path]:
-    """Where the control group of this process tells its events, seen from outside a container or inside."""
-    try:
-        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text("ascii").splitlines()]
-    except OSError:
-        return []
-    found = []
-    for _, controllers, path in groups:
-        if "memory" in controllers.split(","):
-            root = Path("/sys/fs/cgroup/memory")
-            found += [root / path.lstrip("/") / "memory.oom_control", root / "memory.oom_control"]
-        elif not controllers:
-            root = Path("/sys/fs/cgroup")
-            found += [root / path.lstrip("/") / "memory.events", root / "memory.events"]
-    return found
-
-
-def _counted(file: Path) -> int | None:
-    try:
-        number = re.search(r"^oom_kill (\d+)$", file.read_text("ascii"), re.MULTILINE)
-    except OSError:
-        return None
-    return int(number[1]) if number else None
+    count = "a process" if new == 1 else f"{new} processes"
+    risen = f"oom_kill: {before.count} -> {after.count}"
+    return f"the kernel killed {count} of {after.whose} for lack of memory ({risen})"
 
 
 def _gb(size: float) -> str:

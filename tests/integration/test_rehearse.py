@@ -98,12 +98,27 @@ def test_a_model_of_8b_is_rehearsed_under_zero3_without_network(tmp_path: Path) 
     assert sum(stage["seconds"] for stage in stages.values()) < 180
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault", ["a strategy's file that means another one", "a resume that skips the optimizer"]
-)
-def test_a_fault_fails_its_stage(fault: str, tmp_path: Path) -> None:
-    assert_noticed(fault, tmp_path)
+def test_a_fault_fails_its_stage(tmp_path: Path) -> None:
+    """The others that are planted take longer: `make soak` has them all."""
+    assert_noticed("a strategy's file that means another one", tmp_path)
+
+
+def test_a_run_that_would_be_refused_fails_at_once(tmp_path: Path) -> None:
+    code, stages = rehearsed("recipe=qwen8b_full", "hardware=1x_rtx4090", at=tmp_path)
+    assert code == 3
+    assert "does not fit on 1x rtx4090" in stages["check"]["detail"]
+    assert {stage["status"] for name, stage in stages.items() if name != "check"} == {"skip"}
+
+
+@pytest.mark.parametrize("verb", ["doctor", "rehearse", "scale"])
+def test_verbs_that_start_processes_refuse_another_launcher(verb: str, tmp_path: Path) -> None:
+    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    command = [sys.executable, "-m", "finetune", verb, "recipe=tiny_lora"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(**world), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "torchrun started this one" in done.stderr
 
 
 def test_an_interrupted_rehearsal_leaves_nothing(tmp_path: Path) -> None:
@@ -113,10 +128,10 @@ def test_an_interrupted_rehearsal_leaves_nothing(tmp_path: Path) -> None:
         [*command, "distributed=ddp"], env=environment(**places), cwd=tmp_path, stdout=subprocess.DEVNULL
     )
     wait_for("a worker", lambda: any("worker" in " ".join(one.cmdline()) for one in processes_of(tmp_path)))
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=30) == 130
+    os.kill(process.pid, signal.SIGHUP)  # the terminal was closed
+    assert process.wait(timeout=30) == 129
     wait_for("the end of all", lambda: processes_of(tmp_path) == [], seconds=15)
-    assert list(tmp_path.iterdir()) == []
+    assert [left.name for left in tmp_path.iterdir() if not left.name.startswith("torchinductor")] == []
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def test_communication_that_explains_the_loss_blames_the_link() -> None:
     assert "communication takes 61% of a step" in told
     assert "more cards will not help" in told
     assert "go on" not in told
+    assert "more cards will help less" in verdict(points, 32, 8, "micro")  # the rest of a step is not halved
     points = [point(1, 100), point(2, 160, communication_share=0.2)]
     assert "communication takes 20% of a step), see `doctor`; more cards will help less" in verdict(
         points, 8, 8
