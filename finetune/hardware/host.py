@@ -19,6 +19,7 @@ from pathlib import Path
 
 from finetune.hardware.cores import usable_cores
 from finetune.hardware.memory import free_bytes, swap_bytes, total_bytes
+from finetune.hardware.mounts import mount_of
 from finetune.paths import PACKAGE
 
 PROBE_BYTES, CHUNK_BYTES, PROBE_SECONDS = 256 * 2**20, 8 * 2**20, 1.5
@@ -37,6 +38,8 @@ class Disk:
     folder: str
     nearest: str
     """The folder itself, or the nearest one above that exists."""
+    mount: str
+    """Where its file system is mounted."""
     kind: str
     """`ext4`, `overlay`, `tmpfs`, `nfs4`, ...; empty: not known."""
     free_bytes: int
@@ -121,23 +124,12 @@ def _shared_memory() -> int:
 def _disk(folder: Path, measured: bool) -> Disk:
     folder = folder.expanduser().absolute()
     nearest = next(one for one in (folder, *folder.parents) if os.path.exists(one))  # False: may not be seen
-    kind = _file_system(nearest.resolve())
+    mount, kind = mount_of(nearest.resolve())
     system = os.statvfs(nearest)
     free = system.f_bavail * system.f_frsize
     files = system.f_favail if system.f_files else None
     speed, problem = _write_speed(nearest, free) if measured else (None, "")
-    return Disk(str(folder), str(nearest), kind, free, files, speed, problem)
-
-
-def _file_system(folder: Path) -> str:
-    """The kind of the mount that was made last at or above the folder: it hides those before it."""
-    found = ""
-    for line in _read(Path("/proc/mounts")).splitlines():
-        words = line.split()
-        point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[1]))
-        if point in (folder, *folder.parents):
-            found = words[2]
-    return found
+    return Disk(str(folder), str(nearest), str(mount), kind, free, files, speed, problem)
 
 
 def _write_speed(folder: Path, free: int) -> tuple[float | None, str]:

@@ -1,6 +1,7 @@
 """Whose machine is this, which of its folders outlive it, and when does it stop by itself?
 
-Only what a provider documents stands here; a folder that no row names is not judged.
+Only what a provider documents stands here. What counts of a folder is the file system that it lies on: a volume
+that is mounted at or below a folder that is kept, or the disk itself that is erased. Others are not judged.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ class Provider:
     dmi: tuple[str, str] = ("", "")
     """A file of /sys/class/dmi/id, and what it begins with."""
     kept: tuple[str, ...] = ()
-    """Folders that outlive a stop."""
+    """Folders that outlive a stop where a volume is mounted there; `/`: the machine's own disk."""
     erased: tuple[str, ...] = ()
-    """Folders that do not; the deepest folder that is named counts."""
+    """Mount points of disks that do not; `/`: the machine's own disk."""
+    asked: tuple[str, ...] = ()
+    """Folders that outlive it only where that was asked for, as the rule says."""
+    advised: str = ""
+    """Where runs are put; empty: the first one that is kept."""
     rule: str = ""
     """What happens to files, and when it stops."""
     stops: bool = False
@@ -51,7 +56,8 @@ PROVIDERS = (
         rule="a stopped instance keeps its disk, but may not get its cards back; a destroyed one keeps "
         "nothing",
     ),
-    # docs.lambda.ai/public-cloud/filesystems: file systems are mounted there and outlive an instance
+    # docs.lambda.ai/public-cloud/filesystems: file systems are mounted there and outlive an instance. No other
+    # mark of its machines is documented, so one without a file system is not known
     Provider(
         "Lambda",
         file="/lambda/nfs",
@@ -65,6 +71,7 @@ PROVIDERS = (
         variables=("COLAB_RELEASE_TAG",),
         kept=("/content/drive",),
         erased=("/",),
+        advised="/content/drive/MyDrive",
         rule="the machine is erased when it is left idle, and after 12 hours at most (longer on paid plans)",
         stops=True,
     ),
@@ -72,8 +79,8 @@ PROVIDERS = (
     Provider(
         "Kaggle",
         variables=("KAGGLE_KERNEL_RUN_TYPE",),
-        kept=("/kaggle/working",),
         erased=("/",),
+        asked=("/kaggle/working",),
         rule="sessions have a time limit and end when left idle; /kaggle/working is kept by Save Version, "
         "and in an interactive session only when Persistence is on",
         stops=True,
@@ -99,27 +106,35 @@ PROVIDERS = (
     Provider(
         "SageMaker training job",
         variables=("SM_TRAINING_ENV",),
-        kept=("/opt/ml/model", "/opt/ml/output", "/opt/ml/checkpoints"),
+        kept=("/opt/ml/output/data", "/opt/ml/model"),
         erased=("/",),
-        rule="the container is deleted at the end except /opt/ml/model and /opt/ml/output; "
-        "/opt/ml/checkpoints is copied to S3 where the job's checkpoint configuration says so",
+        asked=("/opt/ml/checkpoints",),
+        rule="the container is deleted at the end; /opt/ml/model and /opt/ml/output/data go to S3 then, and "
+        "/opt/ml/checkpoints where the job's checkpoint configuration says so",
     ),
     # docs.aws.amazon.com/sagemaker/latest/dg/API_StopNotebookInstance.html: the storage volume is kept;
-    # where it is: github.com/aws-samples/amazon-sagemaker-notebook-instance-customization and
-    # github.com/aws-samples/sagemaker-studio-apps-lifecycle-config-examples
+    # where it is: github.com/aws-samples/amazon-sagemaker-notebook-instance-customization and, of Studio,
+    # github.com/aws-samples/sagemaker-studio-apps-lifecycle-config-examples; Studio is known by the variable
+    # that AWS's own toolkit for editors and Studio's image look for
+    Provider(
+        "SageMaker Studio",
+        variables=("SAGEMAKER_APP_TYPE",),
+        kept=("/home/sagemaker-user",),
+        erased=("/",),
+        rule="only /home/sagemaker-user outlives a stop",
+    ),
     Provider(
         "SageMaker notebook",
         file="/opt/ml/metadata/resource-metadata.json",
-        kept=("/home/ec2-user/SageMaker", "/home/sagemaker-user"),
+        kept=("/home/ec2-user/SageMaker",),
         erased=("/",),
-        rule="only /home/ec2-user/SageMaker (notebook instance) or /home/sagemaker-user (Studio) outlives "
-        "a stop",
+        rule="only /home/ec2-user/SageMaker outlives a stop",
     ),
     # docs.databricks.com/files/cwd-dbr-14: storage of the driver is deleted with the cluster
     Provider(
         "Databricks",
         variables=("DATABRICKS_RUNTIME_VERSION",),
-        kept=("/Workspace", "/Volumes", "/dbfs"),
+        kept=("/Volumes", "/Workspace", "/dbfs"),
         erased=("/",),
         rule="the driver's own disk is deleted when the cluster terminates",
     ),
@@ -127,6 +142,7 @@ PROVIDERS = (
     Provider(
         "Modal",
         variables=("MODAL_TASK_ID",),
+        erased=("/",),
         rule="a function is ended at its timeout (300 seconds unless set, 24 hours at most), and its disk is "
         "lost; a mounted Volume is kept",
         stops=True,
@@ -146,8 +162,8 @@ PROVIDERS = (
     Provider(
         "Microsoft Azure",
         dmi=("chassis_asset_tag", "7783-7084-3265-9085-8269-3286-77"),
-        erased=("/mnt",),
-        rule="the temporary disk (/mnt) is lost when the machine is stopped or moved",
+        erased=("/mnt", "/mnt/resource"),
+        rule="the temporary disk (/mnt or /mnt/resource) is lost when the machine is stopped or moved",
     ),
 )
 """Those that run inside another one's machines stand before it."""
@@ -166,11 +182,20 @@ def find_provider() -> Provider | None:
     return None
 
 
-def outlives_stop(provider: Provider, folder: Path) -> bool | None:
-    """Whether a folder is still there after the machine was stopped; None: not documented."""
-    named = {**dict.fromkeys(provider.erased, False), **dict.fromkeys(provider.kept, True)}
-    above = [one for one in (folder, *folder.parents) if str(one) in named]
-    return named[str(above[0])] if above else None
+def outlives_stop(provider: Provider, mount: Path) -> bool | None:
+    """Whether what lies on a file system, given by its mount point, is still there after a stop.
+
+    None: not documented, or only where it was asked for. A folder that is kept and that nothing is mounted at
+    is a folder of the machine's own disk.
+    """
+    if any(Path(folder) in (mount, *mount.parents) for folder in provider.kept):
+        return True
+    return False if str(mount) in provider.erased else None
+
+
+def only_if_asked(provider: Provider, folder: Path) -> bool:
+    """Whether a folder outlives the machine only where its user has asked for that."""
+    return any(Path(one) in (folder, *folder.parents) for one in provider.asked)
 
 
 def _line(file: Path) -> str:

@@ -43,7 +43,8 @@ NUMBERS = (
     "pci/pci_gpu_link_info/link_widths/current_link_width",
 )
 """Fields in which a card that answers has a number; any other words there are an error of the card."""
-OUT_OF_ORDER = re.compile(r"(requires? a? ?reset|is lost|ERR!|Unknown Error)", re.IGNORECASE)
+OUT_OF_ORDER = ("GPU requires reset", "GPU is lost", "ERR!")
+"""What a card that has failed answers in any field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,12 +258,12 @@ def _card(number: int, gpu: ElementTree.Element) -> SmiCard:
 
 
 def _faults(gpu: ElementTree.Element) -> Iterator[str]:
-    """What a card that has failed says of itself; drivers from 570 on name the way out (recovery action)."""
+    """What a card that has failed says of itself; newer drivers name the way out."""
     for path in NUMBERS:
         text = _text(gpu, path)
         if text and not re.match(r"-?\d", text):
             yield text
-    yield from (text for text in map(_plain, gpu.itertext()) if OUT_OF_ORDER.fullmatch(text))
+    yield from (text for text in map(_plain, gpu.itertext()) if text in OUT_OF_ORDER)
     if _text(gpu, "gpu_reset_status/reset_required") == "Yes":
         yield "a reset is required"
     action = _text(gpu, "gpu_recovery_action")

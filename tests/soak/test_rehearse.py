@@ -16,8 +16,8 @@ MODELS = sorted(architectures())
 @pytest.mark.parametrize("model", MODELS)
 def test_an_architecture_with_every_method_under_every_strategy(model: str, tmp_path: Path) -> None:
     code, stages = rehearsed("--all", f"model={model}", at=tmp_path)
-    assert code == 0, [stage for stage in stages.values() if stage["status"] == "fail"]
-    assert len(stages) == 3 * 9
+    assert code == 0, [stage for stage in stages.values() if stage["status"] != "pass"]
+    assert [stage["status"] for stage in stages.values()] == ["pass"] * 3 * 9  # nothing is skipped
 
 
 @pytest.mark.soak
