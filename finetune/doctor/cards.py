@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from finetune.doctor.check import FAIL, PASS, WARN, Check
+from finetune.doctor.sizes import GIB, memory_text
 from finetune.hardware.links import matrix_lines, verdict
 from finetune.hardware.probe import why_unusable
-from finetune.hardware.smi import THROTTLES, SmiCard
-from finetune.hardware.survey import MachineReport
+from finetune.hardware.smi import THROTTLES, Process, SmiCard
+from finetune.hardware.survey import MachineReport, numbers_differ
 
-GIB = 2**30
 OLDEST_CUDA, WHEELS_CUDA = 12, 13
 """No torch that this package takes is built for less, and the newest ones ask for more unless told."""
 CHANGE = "Change the machine, and tell the provider."
 UNSEEN_BYTES = GIB
-"""Memory in use without a process that would be visible: more than driver and firmware take."""
+"""Memory in use without a process that would be visible: more than driver and firmware take, or a desktop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,11 @@ def card_checks(report: MachineReport) -> list[Check]:
     """Everything about driver and cards; one line alone where there is nothing to look at."""
     if report.smi.trouble or not report.smi.cards:
         return [_no_cards(report)]
+    if report.unmapped and not report.cards:
+        names = ",".join(report.unmapped)
+        detail = f"CUDA_VISIBLE_DEVICES={names}: of which card this is a slice nvidia-smi does not tell"
+        fix = "Compare with nvidia-smi -L: a slice that is not listed there cannot be used."
+        return [Check("GPUs", WARN, detail, fix), _driver(report)]
     if not report.cards:
         detail = f"CUDA_VISIBLE_DEVICES={report.visible} hides all {len(report.smi.cards)} cards"
         return [Check("GPUs", WARN, detail, "unset CUDA_VISIBLE_DEVICES"), _driver(report)]
@@ -94,14 +99,25 @@ def _no_cards(report: MachineReport) -> Check:
 def _gpus(report: MachineReport) -> Check:
     cards, there = report.cards, len(report.smi.cards)
     names = ", ".join(f"{_many(cards, name)}x {name}" for name in dict.fromkeys(card.name for card in cards))
-    free = [card.free_bytes for card in cards if card.free_bytes is not None]
+    free = [card.free_bytes for card in cards if card.free_bytes is not None and not card.mig]
     least = "at least " if len(set(free)) > 1 else ""
-    room = f", {least}{min(free) / GIB:.1f} GiB free of each" if len(free) == len(cards) else ""
+    room = f", {least}{memory_text(min(free))} free of each" if len(free) == len(cards) else ""
     hidden = f" (CUDA_VISIBLE_DEVICES={report.visible} leaves {len(cards)} of {there})"
     detail = f"{names}{room}{hidden if len(cards) < there else ''}"
-    known = next((one for one in TROUBLES if one.words in report.smi.said), None)
+    broken = [(card.index, ", ".join(card.faults)) for card in cards if card.faults]
+    if broken:
+        numbers = ",".join(str(card) for card, _ in broken)
+        fix = f"sudo nvidia-smi -i {numbers} --gpu-reset (nothing may run on it), or restart the machine"
+        why = f"{detail}; a card does not answer or needs a reset: {_by_card(broken)}"
+        return Check("GPUs", FAIL, why, f"{fix}; if it stays so: {CHANGE}")
+    said, code = report.smi.said, report.smi.code
+    known = next((one for one in TROUBLES if one.words in said), None)
     if known is not None:
-        return Check("GPUs", FAIL, f"{detail}; {known.why}: {report.smi.said}", known.fix)
+        return Check("GPUs", FAIL, f"{detail}; {known.why}: {said}", known.fix)
+    if said or code:
+        exits = f" (exit code {code})" if code else ""
+        fix = f"Restart the machine if a run fails here; if it stays so: {CHANGE}"
+        return Check("GPUs", WARN, f"{detail}; nvidia-smi says{exits}: {said or 'nothing'}", fix)
     return Check("GPUs", PASS, detail)
 
 
@@ -110,24 +126,35 @@ def _same_kind(report: MachineReport) -> Check:
     if len(kinds) == 1:
         return Check("same kind", PASS, "all cards are of one kind" if len(report.cards) > 1 else "one card")
     told = "; ".join(f"{name} with {_size(size)}" for name, size in kinds)
-    first = ",".join(str(card.index) for card in report.cards if card.name == report.cards[0].name)
-    fix = f"The slowest and smallest card sets the pace; use cards of one kind: CUDA_VISIBLE_DEVICES={first}"
-    return Check("same kind", WARN, f"cards differ: {told}", fix)
+    first = [card for card in report.cards if card.name == report.cards[0].name]
+    fix = f"The slowest and smallest card sets the pace; use cards of one kind: {_choosing(report, first)}"
+    detail = f"cards differ: {told}"
+    if report.unmapped:
+        detail += (
+            f"; which of them CUDA_VISIBLE_DEVICES={report.visible} means is not known, so all are judged:"
+        )
+        detail += " CUDA counts the fastest first, nvidia-smi by bus (CUDA_DEVICE_ORDER=PCI_BUS_ID: both)"
+    return Check("same kind", WARN, detail, fix)
 
 
 def _driver(report: MachineReport) -> Check:
     smi = report.smi
-    detail = f"driver {smi.driver or 'of unknown version'}, runs CUDA up to {smi.cuda or '(not told)'}"
-    if smi.cuda_major and smi.cuda_major < OLDEST_CUDA:
+    detail = f"driver {smi.driver or 'of unknown version'}"
+    if not smi.cuda_major:
+        detail += " tells no CUDA that it runs: libcuda may be missing here"
+        fix = "In a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility (docker run -e); else reinstall it."
+        return Check("driver", WARN, detail, fix)
+    detail += f", runs CUDA up to {smi.cuda}"
+    if smi.cuda_major < OLDEST_CUDA:
         fix = "Update the driver to 580 or newer (sudo ubuntu-drivers install), or change the machine."
         return Check("driver", FAIL, f"{detail}; torch needs CUDA {OLDEST_CUDA} or newer", fix)
-    if report.torch_cuda and smi.cuda_major:
+    if report.torch_cuda:
         unusable = why_unusable(report.torch_cuda, smi.cuda_major)
         return Check("driver", FAIL, f"{detail}; {unusable}", _older_wheels()) if unusable else _fine(detail)
     if report.torch:
         detail += "; the torch of this Python is built without CUDA"
         return Check("driver", WARN, detail, "Train with a torch that has CUDA: make install")
-    if smi.cuda_major and smi.cuda_major < WHEELS_CUDA:
+    if smi.cuda_major < WHEELS_CUDA:
         return Check(
             "driver", WARN, f"{detail}; a torch for CUDA {WHEELS_CUDA} would not run", _older_wheels()
         )
@@ -147,29 +174,39 @@ def _older_wheels() -> str:
 
 def _memory(report: MachineReport) -> Check:
     """Free memory of each card, and who holds the rest."""
-    told = [card for card in report.cards if card.free_bytes is not None and card.total_bytes]
+    told = [
+        card for card in report.cards if card.free_bytes is not None and card.total_bytes and not card.mig
+    ]
     if not told:
-        return Check("memory", PASS, "how much is free is not told (MIG cards do not tell it)")
+        divided = "; that of a card's slices is told by MIG" if any(card.mig for card in report.cards) else ""
+        return Check("memory", PASS, f"how much is free is not told{divided}")
     short = [card for card in told if 2 * (card.free_bytes or 0) < (card.total_bytes or 0)]
     taken = [line for card in told for line in _holders(card)]
     if not taken and not short:
         return Check("memory", PASS, "nothing else is on the cards")
     detail = "; ".join(taken) or "; ".join(f"GPU {card.index}: {_room(card)}" for card in short)
-    pids = dict.fromkeys(str(one.pid) for card in told for one in card.processes if one.pid)
+    pids = dict.fromkeys(str(one.pid) for card in told for one in _in_the_way(card) if one.pid)
     fix = (
         f"End what is yours (kill {' '.join(pids)}), or leave those cards out" if pids else "Leave those out"
     )
-    free = [str(card.index) for card in told if not list(_holders(card))]
-    fix += f": CUDA_VISIBLE_DEVICES={','.join(free)}" if free else "."
+    free = [card for card in told if not list(_holders(card))]
+    fix += f": {_choosing(report, free)}" if free else "."
     return Check("memory", FAIL if short else WARN, detail, fix if pids or free else CHANGE)
 
 
+def _in_the_way(card: SmiCard) -> list[Process]:
+    """All but a desktop: it draws with little memory, and training goes on beside it."""
+    return [one for one in card.processes if one.kind != "G" or (one.memory_bytes or 0) > UNSEEN_BYTES]
+
+
 def _holders(card: SmiCard) -> Iterator[str]:
-    for one in card.processes:
+    for one in _in_the_way(card):
         held = f"process {one.pid} ({one.name}) holds {_size(one.memory_bytes)}"
         yield f"GPU {card.index}: {held}; {_room(card)}"
-    if not card.processes and (card.used_bytes or 0) > UNSEEN_BYTES:
-        held = f"{_size(card.used_bytes)} held by a process of another container, or by one that crashed"
+    told = [one.memory_bytes for one in card.processes]
+    unseen = (card.used_bytes or 0) - sum(size or 0 for size in told)
+    if None not in told and unseen > UNSEEN_BYTES:
+        held = f"{_size(unseen)} held by a process of another container, or by one that crashed"
         yield f"GPU {card.index}: {held}; {_room(card)}"
 
 
@@ -181,7 +218,9 @@ def _mig(report: MachineReport) -> Check:
     fix = f"To have it whole: sudo nvidia-smi -i {','.join(str(card.index) for card in split)} -mig 0"
     if not all(card.slices for card in split):
         return Check("MIG", FAIL, f"divided: {told}; without slices no program can use it", f"{fix}.")
-    detail = f"divided: {told}; a process sees one slice, and slices cannot exchange gradients"
+    named = [f"one of {_size(one.memory_bytes)} of GPU {number}" for number, one in report.slices]
+    seen = f" (CUDA_VISIBLE_DEVICES names {', '.join(named)})" if named else ""
+    detail = f"divided: {told}{seen}; a process sees one slice, and slices cannot exchange gradients"
     return Check("MIG", WARN, detail, f"Train with launch.num_processes=1 on one slice. {fix}")
 
 
@@ -244,15 +283,22 @@ def _pcie(report: MachineReport) -> Check:
 
 
 def _links(report: MachineReport) -> Check:
-    names = [card.name for card in report.cards]
-    full = verdict(report.links, names, shards_weights=True)
-    matrix = "\n".join(["", *matrix_lines(report.links)]) if report.links.cards else ""
-    if full.good:
-        return Check("links", PASS, full.why + matrix)
-    fix = "Use distributed=ddp or zero2 with adapter=lora here; for fsdp and zero3 rent cards with NVLink."
+    found = verdict(report.links, [card.name for card in report.cards])
+    if found.fast:
+        return Check("links", PASS, found.why + matrix_text(report))
     if not report.links.slowest:
         fix = "Run nvidia-smi topo -m yourself; doctor without --quick measures it."
-    return Check("links", WARN, full.why + matrix, fix)
+        return Check("links", WARN, found.why, fix)
+    why = (
+        f"{found.why}; fsdp and zero3 send all weights over it in every step, full fine-tuning all gradients"
+    )
+    fix = "Use distributed=ddp or zero2 with adapter=lora here; for the others rent cards with NVLink."
+    return Check("links", WARN, why + matrix_text(report), fix)
+
+
+def matrix_text(report: MachineReport) -> str:
+    """The matrix below a line of the checklist."""
+    return "\n".join(["", *matrix_lines(report.links)]) if report.links.cards else ""
 
 
 def _fabric(report: MachineReport) -> Check:
@@ -291,6 +337,20 @@ def _by_card(findings: list[tuple[int, str]]) -> str:
     return "; ".join(f"GPU {','.join(numbers)}: {finding}" for finding, numbers in cards.items())
 
 
+def _choosing(report: MachineReport, cards: list[SmiCard]) -> str:
+    """How to name cards to CUDA: by uuid where it counts them in another order than nvidia-smi."""
+    if not numbers_differ(report.smi.cards):
+        return f"CUDA_VISIBLE_DEVICES={','.join(str(card.index) for card in cards)}"
+    return f"CUDA_VISIBLE_DEVICES={','.join(_short(card.uuid, report) for card in cards)}"
+
+
+def _short(uuid: str, report: MachineReport) -> str:
+    """As much of a uuid as CUDA needs to tell the cards apart."""
+    others = [card.uuid for card in report.smi.cards if card.uuid != uuid]
+    ends = (end for end in range(12, len(uuid)) if not any(one.startswith(uuid[:end]) for one in others))
+    return uuid[: next(ends, len(uuid))]
+
+
 def _sizes(card: SmiCard) -> str:
     return f" of {', '.join(_size(one.memory_bytes) for one in card.slices)}" if card.slices else ""
 
@@ -308,7 +368,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _size(value: int | None) -> str:
-    return "memory that is not told" if value is None else f"{value / GIB:.1f} GiB"
+    return "memory that is not told" if value is None else memory_text(value)
 
 
 def _room(card: SmiCard) -> str:

@@ -24,6 +24,7 @@ from finetune.config.saved import load_config
 from finetune.config.strategy import TRAITS, Engine
 from finetune.distributed.output import print_into
 from finetune.distributed.parent import end_with_parent
+from finetune.doctor.sizes import MIB, memory_text
 from finetune.doctor.trials import Trial, try_software
 from finetune.errors import FinetuneError
 from finetune.paths import RunDir, write_whole
@@ -34,11 +35,16 @@ if TYPE_CHECKING:
 
     from finetune.distributed.world import World
 
-MIB = 2**20
 SIZES = {"cuda": (MIB, 64 * MIB, 1024 * MIB), "cpu": (MIB, 16 * MIB)}
 """Bytes of bfloat16 that are exchanged; a CPU's are smaller, so that it is done in seconds."""
 COPY_BYTES = 256 * MIB
+MOST_TAKEN = 0.25
+"""Share of a card's free memory that is taken for this: others may work on it."""
 WARM_UPS, ROUNDS = 3, 10
+SLOW_SECONDS = 1.0
+"""A round that takes longer is the measurement: more of them, and larger ones, would take minutes."""
+EXACT = 256
+"""Up to here bfloat16 has every whole number."""
 LOADING, JOINING, FIRST_EXCHANGE = "loading libraries", "joining the others", "the first exchange"
 
 
@@ -50,7 +56,9 @@ class Exchange:
     size_bytes: int
     """Of the whole: what each rank holds after an all-gather, and before a reduce-scatter."""
     seconds: float
-    """Mean of `ROUNDS`."""
+    """Mean of the rounds."""
+    rounds: int
+    """`ROUNDS`; 1: it is slow."""
     right: bool
     """The numbers that came out are those that were to come."""
 
@@ -98,9 +106,13 @@ def bus_bytes_s(exchange: Exchange, processes: int) -> float:
     return exchange.size_bytes / exchange.seconds * (2 * share if exchange.name == "all-reduce" else share)
 
 
-def size_text(size_bytes: int) -> str:
-    mib = round(size_bytes / MIB)
-    return f"{mib / 1024:.3g} GiB" if mib >= 1024 else f"{mib} MiB"
+def sum_of_all(processes: int) -> tuple[int, float]:
+    """What the numbers that the ranks send come to (1 to 8, by rank), and how far off bfloat16 may be.
+
+    Exact for up to 56 processes: one rank left out is seen then, whichever it is.
+    """
+    total = sum(_sent_by(rank) for rank in range(processes))
+    return total, 0.0 if total <= EXACT else 0.01 * total
 
 
 class Progress:
@@ -155,33 +167,62 @@ def _copies(world: World, progress: Progress) -> tuple[float, float]:
 
     from finetune.distributed.world import barrier
 
-    here = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+    size = min(COPY_BYTES, int(MOST_TAKEN * torch.cuda.mem_get_info()[0]))
+    here = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(size, dtype=torch.uint8, device="cuda")
     speeds = (0.0, 0.0)
     for turn in range(world.size):
         progress.enter(f"copies of rank {turn}")
         if turn == world.rank:
-            to_device = _seconds(partial(there.copy_, here, non_blocking=True), "cuda")
-            to_host = _seconds(partial(here.copy_, there, non_blocking=True), "cuda")
-            speeds = COPY_BYTES / to_device, COPY_BYTES / to_host
+            to_device, _ = seconds_of(partial(there.copy_, here, non_blocking=True), "cuda")
+            to_host, _ = seconds_of(partial(here.copy_, there, non_blocking=True), "cuda")
+            speeds = size / to_device, size / to_host
         progress.enter(f"the end of the copies of rank {turn}")
         barrier()
     return speeds
 
 
 def _exchanges(world: World, device: str, progress: Progress) -> list[Exchange]:
-    """Every collective in every size; the numbers are compared before it is timed."""
+    """Every collective in every size that fits; the numbers are compared before it is timed.
+
+    After a size with a slow round there is no larger one.
+    """
     import torch
 
-    done = []
-    for size in SIZES[device]:
+    done: list[Exchange] = []
+    for size in _sizes(device):
+        if any(exchange.rounds == 1 for exchange in done):
+            break
         part = torch.empty(size // 2 // world.size, dtype=torch.bfloat16, device=device)
         whole = torch.empty(len(part) * world.size, dtype=torch.bfloat16, device=device)
         for name, work, right in _collectives(world, whole, part):
-            progress.enter(f"{name} of {size_text(size)}")
+            progress.enter(f"{name} of {memory_text(size)}")
             correct = right()
-            done.append(Exchange(name, 2 * len(whole), _seconds(work, device), correct))
+            progress.enter(f"{name} of {memory_text(size)}, timed")
+            seconds, rounds = seconds_of(work, device, partial(_of_all, device, "MAX"))
+            done.append(Exchange(name, 2 * len(whole), seconds, rounds, correct))
     return done
+
+
+def _sizes(device: str) -> tuple[int, ...]:
+    """What fits beside the work of others, with the buffer of its parts: the smallest is tried anyway."""
+    if device == "cpu":
+        return SIZES[device]
+    import torch
+
+    free = _of_all(device, "MIN", torch.cuda.mem_get_info()[0])
+    first, *larger = SIZES[device]
+    return (first, *(size for size in larger if 2 * size <= MOST_TAKEN * free))
+
+
+def _of_all(device: str, which: str, value: float) -> float:
+    """The largest (MAX) or smallest (MIN) of all ranks, so that they decide alike."""
+    import torch
+    import torch.distributed as dist
+
+    number = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(number, getattr(dist.ReduceOp, which))
+    return float(number)
 
 
 def _collectives(
@@ -194,11 +235,12 @@ def _collectives(
     gather = partial(dist.all_gather_into_tensor, whole, part)
     scatter = partial(dist.reduce_scatter_tensor, part, whole)
 
+    total, near = sum_of_all(world.size)
+
     def is_sum(work: Callable[[], object], result: torch.Tensor) -> bool:
-        whole.fill_(1)
+        whole.fill_(_sent_by(world.rank))
         work()
-        near = 0.01 * world.size  # bfloat16 counts to 256
-        return all(abs(float(extreme) - world.size) <= near for extreme in result.aminmax())
+        return all(abs(float(extreme) - total) <= near for extreme in result.aminmax())
 
     def is_gathered() -> bool:
         part.fill_(world.rank % 100)
@@ -213,19 +255,34 @@ def _collectives(
     ]
 
 
-def _seconds(work: Callable[[], object], device: str) -> float:
-    """Mean of `ROUNDS`, after `WARM_UPS`."""
+def _sent_by(rank: int) -> int:
+    return rank % 8 + 1
+
+
+def seconds_of(
+    work: Callable[[], object], device: str, longest: Callable[[float], float] = float
+) -> tuple[float, int]:
+    """Mean of the rounds and their number: `ROUNDS` after `WARM_UPS`, or the first one where that is slow.
+
+    `longest`: of a time on all ranks, which have to do the same number of rounds.
+    """
+    first = longest(_mean(work, device, 1))
+    if first > SLOW_SECONDS:
+        return first, 1
+    _mean(work, device, WARM_UPS - 1)
+    return _mean(work, device, ROUNDS), ROUNDS
+
+
+def _mean(work: Callable[[], object], device: str, rounds: int) -> float:
     import torch
 
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    for _ in range(WARM_UPS):
-        work()
     wait()
     start = time.perf_counter()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         work()
     wait()
-    return (time.perf_counter() - start) / ROUNDS
+    return (time.perf_counter() - start) / rounds
 
 
 def _identity(world: World, device: str) -> dict[str, Any]:

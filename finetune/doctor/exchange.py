@@ -31,11 +31,14 @@ log = logging.getLogger(__name__)
 
 MODULE = "finetune.doctor.collective"
 LOADING_SECONDS = 30.0
-"""How long the processes may load their libraries before the time for the exchange begins to run."""
+"""How much longer than for anything else they may take to load their libraries."""
 
 
 def collective_checks(run: CheckedRun, timeout_seconds: float = 60) -> list[Check]:
-    """Start what the run would start, with a test in place of training; no process and no file is left."""
+    """Start what the run would start, with a test in place of training; no process and no file is left.
+
+    They hang when none of them has come any further for the time that is given.
+    """
     port = port_check(run.config.launch)
     if port is not None and port.status == FAIL:
         return [port]
@@ -86,16 +89,14 @@ def port_check(launch: LaunchConfig) -> Check | None:
 
 def _watched(workers: Workers, ranks: Sequence[int], timeout_seconds: float) -> Ended | None:
     """How the processes ended; None: they hang. A signal ends this process, and the workers with it."""
-    begun = time.monotonic()
-    loaded: float | None = None
+    moved, before = time.monotonic(), dict[int, Standing]()
     while workers.process.poll() is None and not list(workers.run_dir.logs.glob("rank-*.failed.json")):
         time.sleep(0.1)
-        now = time.monotonic()
-        if loaded is None:
-            at = _read_standings(workers.run_dir.path)
-            ready = all(rank in at and at[rank].stage != LOADING for rank in ranks)
-            loaded = now if ready or now - begun > LOADING_SECONDS else None
-        elif now - loaded > timeout_seconds:
+        now, at = time.monotonic(), _read_standings(workers.run_dir.path)
+        if at != before:
+            moved, before = now, at
+        loading = any(rank not in at or at[rank].stage == LOADING for rank in ranks)
+        if now - moved > timeout_seconds + (LOADING_SECONDS if loading else 0.0):
             return None
     return workers.wait()
 

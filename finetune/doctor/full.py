@@ -9,10 +9,10 @@ from finetune.distributed.outer import refuse_launcher
 from finetune.doctor.cards import card_checks
 from finetune.doctor.check import FAIL, PASS, Check
 from finetune.doctor.exchange import collective_checks, port_check
-from finetune.doctor.host import host_checks
+from finetune.doctor.host import host_checks, shared_memory_check
 from finetune.doctor.network import network_checks
-from finetune.doctor.run import run_checks
-from finetune.doctor.software import compile_check, version_check
+from finetune.doctor.run import link_check, run_checks
+from finetune.doctor.software import version_check
 from finetune.errors import Refusal
 from finetune.hardware.survey import MachineReport, probe_machine
 from finetune.training.start import CheckedRun, check_run
@@ -37,14 +37,19 @@ def full_checks(overrides: list[str]) -> tuple[list[Check], MachineReport]:
     checks += [version_check(), *network_checks(config)]
     run = _checked(words)
     if isinstance(run, CheckedRun):
-        checks += [
-            *filter(None, [compile_check(run.facts)]),
-            *run_checks(run, report),
-            *collective_checks(run),
-        ]
+        checks = [*_judged(checks, link_check(run, report)), *run_checks(run, report)]
+        found = collective_checks(run)
+        if any(check.name == "exchange" and check.status != FAIL for check in found):
+            checks = _judged(checks, shared_memory_check(report, exchanged=True))
+        checks += found
     else:
         checks += [*run, *filter(None, [port_check(config.launch)])]
     return checks, report
+
+
+def _judged(checks: list[Check], by_run: Check | None) -> list[Check]:
+    """The checklist with the line on the machine alone replaced by the one on this run, if there is one."""
+    return [by_run if by_run is not None and check.name == by_run.name else check for check in checks]
 
 
 def _checked(words: list[str]) -> CheckedRun | list[Check]:

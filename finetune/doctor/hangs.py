@@ -57,6 +57,8 @@ def crash_check(ended: Ended, standings: dict[int, Standing], words: str) -> Che
     fix = "The run would end like that as well: begin with what it said."
     if last is not None and any(library in why.lower() for library in ("nccl", "gloo")):
         fix = _ways(last.device)
+    if "out of memory" in why.lower():
+        fix = "See what else is on that card (nvidia-smi): end it, or leave the card out."
     return Check("exchange", FAIL, why, fix)
 
 

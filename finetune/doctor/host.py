@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from finetune.doctor.check import FAIL, PASS, WARN, Check
+from finetune.doctor.sizes import GB, GIB, MIB, gb_text, memory_text
 from finetune.hardware.host import SUITABLE
 from finetune.hardware.survey import MachineReport
 
-GB, GIB, MIB = 10**9, 2**30, 2**20
 DOCKER_SHARED_MEMORY = 64 * MIB
 """What docker gives a container unless told."""
 ENOUGH_SHARED_MEMORY = GIB
@@ -28,18 +28,19 @@ REMOTE = "checkpoint.remote=s3://BUCKET/FOLDER"
 
 def host_checks(report: MachineReport) -> list[Check]:
     """Everything beside driver and cards."""
-    looked_at = [_memory(report), _cores(report), _shared_memory(report), _disk(report), _write_speed(report)]
+    looked_at = [_memory(report), _cores(report), shared_memory_check(report), _disk(report)]
+    looked_at += [_write_speed(report)]
     looked_at += [_folder(report), _provider(report), _open_files(report), _clock(report), _python(report)]
     return [*looked_at, _compiler(report), *_c_library(report)]
 
 
 def _memory(report: MachineReport) -> Check:
     host = report.host
-    cards = sum(card.total_bytes or 0 for card in report.cards)
-    swap = f", {host.swap_bytes / GIB:.0f} GiB swap" if host.swap_bytes else ""
-    detail = f"{host.memory_bytes / GIB:.0f} GiB, {host.free_memory_bytes / GIB:.0f} GiB free{swap}"
+    cards = report.device_bytes
+    swap = f", {memory_text(host.swap_bytes)} swap" if host.swap_bytes else ""
+    detail = f"{memory_text(host.memory_bytes)}, {memory_text(host.free_memory_bytes)} free{swap}"
     if host.memory_bytes < 0.95 * cards:  # firmware and kernel keep some of what was paid for
-        detail += f"; the cards have {cards / GIB:.0f} GiB"
+        detail += f"; the cards have {memory_text(cards)}"
         fix = (
             "Offload and assembling a sharded model need as much RAM as the cards have: finetune plan tells."
         )
@@ -63,15 +64,20 @@ def _cores(report: MachineReport) -> Check:
     return Check("CPU cores", PASS, detail)
 
 
-def _shared_memory(report: MachineReport) -> Check:
-    """NCCL exchanges data between processes through it where cards cannot reach each other."""
+def shared_memory_check(report: MachineReport, *, exchanged: bool = False) -> Check:
+    """NCCL exchanges data between processes through it where cards cannot reach each other.
+
+    `exchanged`: the processes of the run were started, and have exchanged what they had to.
+    """
     size, several = report.host.shared_memory_bytes, len(report.cards) > 1
-    detail = f"{size / MIB:,.0f} MiB" if size < GIB else f"{size / GIB:,.0f} GiB"
-    if not size:
-        detail = "there is none"
+    detail = memory_text(size) if size else "there is none"
     fix = "Start the container with docker run --shm-size=16g (or --ipc=host); else: change the machine."
     if size <= DOCKER_SHARED_MEMORY:
-        detail += "" if not size else ", docker's own default"
+        detail += ", docker's own default" if size == DOCKER_SHARED_MEMORY else ""
+        if several and exchanged:
+            return Check(
+                "/dev/shm", WARN, f"{detail}: this run's processes did without more; others may not", fix
+            )
         if several:
             return Check("/dev/shm", FAIL, f"{detail}: NCCL fails there with several cards", fix)
         return Check("/dev/shm", WARN, f"{detail}: enough for one process without loader workers", fix)
@@ -83,7 +89,7 @@ def _shared_memory(report: MachineReport) -> Check:
 def _disk(report: MachineReport) -> Check:
     disk = report.host.disk
     kind = disk.kind or "file system of unknown kind"
-    detail = f"{disk.free_bytes / GB:,.1f} GB free in {disk.nearest} ({kind})"
+    detail = f"{gb_text(disk.free_bytes)} free in {disk.nearest} ({kind})"
     if disk.problem:
         fix = "Free space there, or set output_dir to a folder that can be written."
         return Check("disk", FAIL, f"{detail}; writing fails: {disk.problem}", fix)
@@ -107,6 +113,8 @@ def _disk(report: MachineReport) -> Check:
 
 def _write_speed(report: MachineReport) -> Check:
     disk = report.host.disk
+    if disk.problem:
+        return Check("disk speed", PASS, "not measured: nothing can be written")
     if disk.write_bytes_s is None:
         return Check("disk speed", PASS, "not measured: it would take too much of what is free")
     minutes = 100 * GB / disk.write_bytes_s / 60
@@ -125,9 +133,12 @@ def _folder(report: MachineReport) -> Check:
     safe = f"Set output_dir to a volume that is kept, or {away}"
     if disk.in_memory:
         return Check("run folder", WARN, f"{disk.folder} is in RAM ({disk.kind}): a restart erases it", safe)
+    if provider is not None and report.folder_asked:
+        detail = f"{disk.folder} outlives the {provider.name} machine only where that was asked for"
+        return Check("run folder", WARN, f"{detail}: {provider.rule}", f"Ask for it, or {away}")
     if provider is not None and report.folder_kept is False:
-        kept = [folder for folder in provider.kept if folder != "/"]
-        fix = f"Set output_dir={kept[0]}/runs, or {away}" if kept else safe
+        put = provider.advised or next((folder for folder in provider.kept if folder != "/"), "")
+        fix = f"Set output_dir={put}/runs (once a volume is mounted there), or {away}" if put else safe
         detail = f"{disk.folder} is erased when the {provider.name} machine stops"
         return Check("run folder", WARN, detail, fix)
     if report.folder_kept:

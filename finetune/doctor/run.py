@@ -1,4 +1,4 @@
-"""Does this machine bear the run that is meant: its plan, its strategy over these links, its checkpoints?"""
+"""Does this machine bear the run that is meant: its plan, what it sends over these links, its checkpoints?"""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from collections.abc import Iterator
 
 from finetune.config.schema import Method, RunConfig
 from finetune.config.strategy import TRAITS
+from finetune.doctor.cards import matrix_text
 from finetune.doctor.check import FAIL, PASS, WARN, Check
+from finetune.doctor.sizes import GB, gb_text, memory_text
 from finetune.errors import DoesNotFit
 from finetune.hardware.links import verdict
+from finetune.hardware.machine import LINKS, Machine
 from finetune.hardware.survey import MachineReport
 from finetune.planner.plan import Plan
+from finetune.planner.traffic import ACHIEVED, STAGED
 from finetune.training.start import CheckedRun
 
-GB = 1e9
+MOST_SENDING = 0.5
+"""Of the time that a step computes: sending that takes longer can no longer hide behind it."""
+LANE_BYTES_S = {3: 0.985 * GB, 4: 1.969 * GB, 5: 3.938 * GB}
+"""Of one PCIe lane in one direction, by generation (PCI-SIG)."""
 LONG_SAVE_SECONDS = 300.0
 """A checkpoint that is written longer than this is still being written when a cheap machine is taken away."""
 
@@ -24,8 +31,27 @@ def run_checks(run: CheckedRun, report: MachineReport) -> Iterator[Check]:
     if isinstance(run.plan, Plan):
         yield _room_check(run.config, run.plan, report)
         yield _save_time_check(run.plan, report)
-    if len(report.cards) > 1 and run.facts.device == "cuda" and run.facts.num_processes > 1:
-        yield _link_check(run, report)
+
+
+def link_check(run: CheckedRun, report: MachineReport) -> Check | None:
+    """The links, judged by what this run sends over them; None: it sends nothing from card to card."""
+    if len(report.cards) < 2 or run.facts.device != "cuda" or run.facts.num_processes < 2:
+        return None
+    found = verdict(report.links, [card.name for card in report.cards])
+    detail = f"for {run.facts.strategy.value}: {found.why}"
+    traits, full = TRAITS[run.facts.strategy], run.config.adapter.method is Method.full
+    slow = not found.fast and (traits.shards_weights or full or not report.links.slowest)
+    if isinstance(run.plan, Plan) and report.links.slowest:
+        option = run.plan.chosen
+        rate = _way_bytes_s(report, run.plan.machine) * ACHIEVED * (STAGED if found.barred else 1.0)
+        seconds, compute = option.traffic.between_cards / rate, option.time.compute
+        detail += f"; by the plan each card sends {gb_text(option.traffic.between_cards)} a step, "
+        detail += f"{seconds:.2g} s at best, beside {compute:.2g} s of computing"
+        slow = seconds > MOST_SENDING * compute
+    if not slow:
+        return Check("links", PASS, detail + matrix_text(report))
+    fix = "Compare with finetune plan: adapter=lora, or ddp or zero2 where the model fits; or rent NVLink."
+    return Check("links", WARN, detail + matrix_text(report), fix)
 
 
 def _plan_check(run: CheckedRun) -> Check:
@@ -42,7 +68,7 @@ def _plan_check(run: CheckedRun) -> Check:
     whole = run.plan.machine.usable_bytes if run.plan.machine.gpu is not None else run.plan.machine.host_bytes
     where = "a card" if run.plan.machine.gpu is not None else "RAM"
     status = PASS if run.plan.fits else WARN
-    return Check("plan", status, f"{shape}: up to {held / GB:,.1f} of {whole / GB:,.1f} GB {where}")
+    return Check("plan", status, f"{shape}: up to {memory_text(held)} of {memory_text(whole)} of {where}")
 
 
 def _room_check(config: RunConfig, plan: Plan, report: MachineReport) -> Check:
@@ -52,8 +78,8 @@ def _room_check(config: RunConfig, plan: Plan, report: MachineReport) -> Check:
     count = config.checkpoint.keep + 1 if saves else 1
     model = option.outside.download if config.adapter.method is Method.full else 0.0
     needed = count * option.outside.checkpoint + model
-    told = f"{count} checkpoint{'s' * (count > 1)} of {_size(option.outside.checkpoint)} and the model"
-    detail = f"{told}: {_size(needed)} of {_size(disk.free_bytes)} free in {disk.nearest}"
+    told = f"{count} checkpoint{'s' * (count > 1)} of {gb_text(option.outside.checkpoint)} and the model"
+    detail = f"{told}: {gb_text(needed)} of {gb_text(disk.free_bytes)} free in {disk.nearest}"
     if needed > disk.free_bytes:
         fix = "Free space, set output_dir to a larger disk, or keep fewer: checkpoint.keep=1."
         return Check("room", FAIL, detail, fix)
@@ -65,22 +91,19 @@ def _save_time_check(plan: Plan, report: MachineReport) -> Check:
     if not speed:
         return Check("save time", PASS, "not known: the disk was not measured")
     seconds = size / speed
-    detail = f"a checkpoint of {_size(size)} is written in {seconds:,.1f} s, beside training"
+    detail = f"a checkpoint of {gb_text(size)} is written in {seconds:,.1f} s, beside training"
     if seconds > LONG_SAVE_SECONDS:
         fix = "Set output_dir to a faster disk, or save less often (checkpoint.every_minutes)."
         return Check("save time", WARN, detail, fix)
     return Check("save time", PASS, detail)
 
 
-def _link_check(run: CheckedRun, report: MachineReport) -> Check:
-    names = [card.name for card in report.cards]
-    told = verdict(report.links, names, shards_weights=TRAITS[run.facts.strategy].shards_weights)
-    detail = f"for {run.facts.strategy.value}: {told.why}"
-    if told.good:
-        return Check("link", PASS, detail)
-    fix = "Compare with finetune plan: ddp or zero2 where the model fits; or a machine with NVLink."
-    return Check("link", WARN, detail, fix)
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+def _way_bytes_s(report: MachineReport, machine: Machine) -> float:
+    """Of the slowest way between two cards: NVLink by the catalogue, PCIe as the cards tell it."""
+    if report.links.slowest.startswith("NV"):
+        return machine.link_bytes_s
+    pairs = [(card.pcie_generation_host, card.pcie_width_now) for card in report.cards]
+    told = [LANE_BYTES_S[made] * lanes for made, lanes in pairs if made in LANE_BYTES_S and lanes]
+    if told:
+        return min(told)
+    return machine.link_bytes_s if machine.link.startswith("pcie") else (LINKS["pcie4"] or 0.0) * GB

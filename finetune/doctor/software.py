@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from finetune.config.packages import installed
-from finetune.config.rules import RunFacts
-from finetune.config.strategy import TRAITS, Engine
 from finetune.doctor.check import FAIL, PASS, WARN, Check
-from finetune.hardware.probe import torch_cuda_version
 from finetune.paths import assets
 
 CLOSE = ("transformers", "trl", "peft", "accelerate", "deepspeed", "hydra-core", "tokenizers", "safetensors")
@@ -37,19 +32,6 @@ def version_check() -> Check:
     if near:
         return Check("versions", WARN, f"not the ones that were tested: {', '.join(near)}", fix)
     return Check("versions", PASS, f"{len(CLOSE) + len(ABOUT)} packages as tested")
-
-
-def compile_check(facts: RunFacts) -> Check | None:
-    """What DeepSpeed compiles for cards the first time; None: nothing. (For a CPU it needs g++: a rule.)"""
-    wanted = torch_cuda_version()
-    if TRAITS[facts.strategy].engine is not Engine.deepspeed or facts.device != "cuda" or wanted is None:
-        return None
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    if not (Path(home) / "bin" / "nvcc").exists():
-        why = f"DeepSpeed's ops for cards cannot be compiled: no nvcc in {home}/bin (torch: CUDA {wanted})"
-        fix = "Set CUDA_HOME to a toolkit of that version; optimizers of torch itself work without one."
-        return Check("CUDA toolkit", WARN, why, fix)
-    return Check("CUDA toolkit", PASS, f"nvcc is in {home}/bin")
 
 
 def _tested() -> Iterator[tuple[str, tuple[int, ...]]]:

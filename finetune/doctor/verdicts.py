@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from finetune.doctor.check import FAIL, PASS, WARN, Check
-from finetune.doctor.collective import ROUNDS, WARM_UPS, Exchange, RankResult, bus_bytes_s, size_text
+from finetune.doctor.collective import WARM_UPS, Exchange, RankResult, bus_bytes_s
+from finetune.doctor.sizes import memory_text
 from finetune.hardware.machine import GB, UNKNOWN, Machine
 
 SLOW, BROKEN = 0.5, 0.1
@@ -68,16 +69,18 @@ def exchange_checks(results: Sequence[RankResult], machine: Machine | None) -> l
     slowest = [_slowest(results, number) for number in range(len(first.exchanges))]
     largest = max(exchange.size_bytes for exchange in slowest)
     speeds = {e.name: bus_bytes_s(e, first.num_processes) for e in slowest if e.size_bytes == largest}
-    per_second = next(1 / e.seconds for e in slowest if (e.name, e.size_bytes) == ("all-reduce", largest))
+    reduce = next(e for e in slowest if (e.name, e.size_bytes) == ("all-reduce", largest))
     told = ", ".join(f"{name} {speed / GB:.3g}" for name, speed in speeds.items())
-    rate = f"{per_second:.3g} all-reduces of {size_text(largest)} bf16 a second"
-    counted = f"{WARM_UPS} warm-ups, mean of {ROUNDS}"
+    rate = f"{1 / reduce.seconds:.3g} all-reduces of {memory_text(largest)} bf16 a second"
+    counted = f"{WARM_UPS} warm-ups, mean of {reduce.rounds}"
+    if reduce.rounds == 1:
+        counted = f"one round, of {reduce.seconds:.1f} s; larger ones were not tried"
     detail = f"{first.num_processes} processes, {first.library}: {rate} ({counted}); bus GB/s: {told}"
     checks = [Check("small exchange", PASS, _smaller(slowest, largest, first.num_processes))]
     if machine is None:
         return [Check("exchange", PASS, f"{detail}; what the link can give is not known"), *checks]
     if machine.gpu is None:
-        small = f"{size_text(largest)}, not 1 GiB, and not judged: processes on a CPU share its memory"
+        small = f"{memory_text(largest)}, not 1 GiB, and not judged: processes on a CPU share its memory"
         return [Check("exchange", PASS, f"{detail} ({small})"), *checks]
     can, link = expected(machine)
     status, detail = _judged(min(speeds.values()), can, link, detail)
@@ -121,8 +124,8 @@ def _smaller(slowest: Sequence[Exchange], largest: int, processes: int) -> str:
     for e in slowest:
         if e.size_bytes < largest:
             speed = f"{bus_bytes_s(e, processes) / GB:.3g} GB/s"
-            parts.append(f"{e.name} of {size_text(e.size_bytes)} {e.seconds * 1e3:.3g} ms ({speed})")
-    return ", ".join(parts)
+            parts.append(f"{e.name} of {memory_text(e.size_bytes)} {e.seconds * 1e3:.3g} ms ({speed})")
+    return ", ".join(parts) or "none smaller than that was timed"
 
 
 def _advice(results: Sequence[RankResult], machine: Machine) -> str:

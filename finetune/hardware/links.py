@@ -83,7 +83,7 @@ def parse_links(topology: str, peers: str) -> Links:
 
 
 def verdict(links: Links, names: Sequence[str]) -> Verdict:
-    """How fast the slowest way between cards of these names is; what is sent over it decides what it costs."""
+    """How fast the slowest way between cards of these names is; what a run sends decides what it costs."""
     if len(names) < 2:
         return Verdict(True, "one card: nothing is sent to another one")
     if not links.slowest:

@@ -1,7 +1,7 @@
 """Whose machine is this, which of its folders outlive it, and when does it stop by itself?
 
-Only what a provider documents stands here. What counts of a folder is the file system that it lies on: a volume
-that is mounted at or below a folder that is kept, or the disk itself that is erased. Others are not judged.
+Only what a provider documents stands here. What counts of a folder is the file system that it lies on: a
+volume that is mounted at or below a folder that is kept, or a disk that is erased. Others are not judged.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ PROVIDERS = (
         rule="a stopped instance keeps its disk, but may not get its cards back; a destroyed one keeps "
         "nothing",
     ),
-    # docs.lambda.ai/public-cloud/filesystems: file systems are mounted there and outlive an instance. No other
-    # mark of its machines is documented, so one without a file system is not known
+    # docs.lambda.ai/public-cloud/filesystems: file systems are mounted there and outlive an instance.
+    # No other mark of its machines is documented, so one without a file system is not known
     Provider(
         "Lambda",
         file="/lambda/nfs",

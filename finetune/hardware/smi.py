@@ -13,7 +13,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -154,10 +154,10 @@ def read_smi() -> Smi:
     log = _parsed(begin + inside + end)
     if log is None or (answer.code != 0 and log.find("gpu") is None):
         said = said or f"exit code {answer.code}, and nothing that can be read"
-        return Smi(
-            said=said, code=answer.code, trouble="failed", driver_loaded=loaded, pci_cards=on_bus
-        )
+        return Smi(said=said, code=answer.code, trouble="failed", driver_loaded=loaded, pci_cards=on_bus)
     cards = tuple(_card(number, gpu) for number, gpu in enumerate(log.findall("gpu")))
+    if any(not one.uuid for card in cards for one in card.slices):
+        cards = _with_uuids(cards, ask("-L").out)
     return Smi(
         _text(log, "driver_version"), _text(log, "cuda_version"), cards, said, answer.code, "", True, on_bus
     )
@@ -186,6 +186,22 @@ def ask(*words: str) -> Answer:
             process.wait(timeout=1)
         return Answer(None)
     return Answer(process.returncode, out, err)
+
+
+def _with_uuids(cards: tuple[SmiCard, ...], listed: str) -> tuple[SmiCard, ...]:
+    """Slices with the uuids of `nvidia-smi -L`, which many drivers leave out of their XML."""
+    uuids: dict[tuple[int, int], str] = {}
+    number = 0
+    for line in listed.splitlines():
+        if whole := re.match(r"GPU (\d+):", line):
+            number = int(whole[1])
+        elif part := re.match(r"\s+MIG .*Device\s+(\d+): \(UUID: (MIG-[^)]+)\)", line):
+            uuids[number, int(part[1])] = part[2]
+
+    def told(index: int, one: Slice) -> Slice:
+        return replace(one, uuid=one.uuid or uuids.get((index, one.index), ""))
+
+    return tuple(replace(card, slices=tuple(told(card.index, one) for one in card.slices)) for card in cards)
 
 
 def _driver_loaded() -> bool:

@@ -91,14 +91,14 @@ def _in_sight(
     if any(entry.startswith("MIG-") for entry in entries):  # then CUDA takes slices alone
         named = {entry: _slice(cards, entry) for entry in entries}
         found = tuple(one for one in named.values() if one is not None)
-        numbers = dict.fromkeys(number for number, _ in found)
-        return tuple(numbers), found, tuple(entry for entry, one in named.items() if one is None)
+        owners = dict.fromkeys(number for number, _ in found)
+        return tuple(owners), found, tuple(entry for entry, one in named.items() if one is None)
     counted = tuple(entry for entry in entries if entry.isdigit())
     if counted and numbers_differ(cards):
         return tuple(card.index for card in cards), (), counted
-    known = tuple(Card(card.name, card.uuid, card.index) for card in cards)
-    left = visible_cards(known, visible)
-    return tuple(dict.fromkeys(card.capability for card in left)), (), ()
+    known = tuple(Card(card.name, card.uuid, 0) for card in cards)
+    numbers = {card.uuid: card.index for card in cards}
+    return tuple(dict.fromkeys(numbers[card.uuid] for card in visible_cards(known, visible))), (), ()
 
 
 def numbers_differ(cards: tuple[SmiCard, ...]) -> bool:

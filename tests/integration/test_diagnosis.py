@@ -53,6 +53,7 @@ def above(err: str) -> str:
     return " ".join(err[err.index("diagnosis ") : err.index("failed first")].split())
 
 
+@pytest.mark.soak
 def test_a_rank_that_gets_no_memory_is_told_with_its_limit_and_what_takes_less(tmp_path: Path) -> None:
     with started(*LONG, at=tmp_path, PYTHONPATH=faulty(tmp_path, EATS)) as (process, run):
         resource.prlimit(process.pid, resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
@@ -84,6 +85,7 @@ def small_group() -> Iterator[Path]:
     group.rmdir()
 
 
+@pytest.mark.soak
 def test_a_rank_that_the_kernel_killed_for_memory_is_told_by_the_kernels_own_count(
     tmp_path: Path, small_group: Path
 ) -> None:
@@ -112,6 +114,7 @@ def test_a_rank_that_somebody_killed_is_not_said_to_have_had_too_little_memory(t
     assert (outcome.report["diagnosis"]["cause"], outcome.report["diagnosis"]["rank"]) == ("killed", 1)
 
 
+@pytest.mark.soak
 def test_a_bus_error_is_told_with_what_shared_memory_there_is(tmp_path: Path) -> None:
     fault = faulty(tmp_path, TRUNCATES)
     outcome = finetune(*LONG, at=tmp_path, PYTHONPATH=fault, FAULT_FILE=str(tmp_path / "mapped"))
@@ -150,6 +153,7 @@ def privately(mounts: str, words: list[str], at: Path) -> str:
     return done.stdout[done.stdout.find("diagnosis ") :] * ("diagnosis " in done.stdout) + done.stderr
 
 
+@pytest.mark.soak
 def test_under_another_launcher_a_rank_is_missed_by_the_one_that_can_still_speak(tmp_path: Path) -> None:
     outcome = finetune(*LONG, at=tmp_path, launcher=TORCHRUN, PYTHONPATH=faulty(tmp_path, KILLED))
     assert outcome.code != 0
@@ -159,6 +163,7 @@ def test_under_another_launcher_a_rank_is_missed_by_the_one_that_can_still_speak
     assert outcome.report["diagnosis"]["cause"] == "lost_process"
 
 
+@pytest.mark.soak
 def test_an_unknown_failure_is_told_as_it_is_and_not_guessed_at(tmp_path: Path) -> None:
     outcome = finetune(*LONG, at=tmp_path, launcher=TORCHRUN, PYTHONPATH=faulty(tmp_path, UNKNOWN))
     assert outcome.code != 0

@@ -113,8 +113,91 @@ def test_what_the_hub_holds_back_and_a_wrong_clock_are_told(tmp_path: Path) -> N
     assert "nobody is logged in" in checks["model access"]["detail"]
     assert checks["data access"]["status"] == "pass"
     assert checks["hub"]["status"] == "pass"
-    assert checks["time"]["status"] == "warn"
-    assert "behind the hub's" in checks["time"]["detail"]
+    assert checks["clock by hub"]["status"] == "warn"
+    assert "behind the hub's" in checks["clock by hub"]["detail"]
+
+
+class ProxyThatRefuses(BaseHTTPRequestHandler):
+    """Lets nobody through who has not said who he is."""
+
+    def do_GET(self) -> None:
+        self.send_response(407)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *words: object) -> None:
+        """Nothing on the terminal."""
+
+
+def test_a_proxy_that_refuses_is_no_answer_of_the_hub(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), ProxyThatRefuses) as proxy:
+        Thread(target=proxy.serve_forever, daemon=True).start()
+        reach = {"http_proxy": f"http://127.0.0.1:{proxy.server_port}", "no_proxy": "", "NO_PROXY": ""}
+        hub = {"HF_ENDPOINT": "http://hub.invalid", "HF_HUB_OFFLINE": "0", **reach}
+        code, checks = doctor("recipe=qwen8b_full", at=tmp_path, **hub)
+        proxy.shutdown()
+    assert code == 3
+    told = (
+        "http://hub.invalid cannot be reached through the proxy 127.0.0.1: 407 Proxy Authentication Required"
+    )
+    assert checks["hub"]["status"] == "fail"
+    assert checks["hub"]["detail"].startswith(told)
+    assert "clock by hub" not in checks
+
+
+def test_a_model_is_here_when_its_weights_are(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "completion": "b"}\n')
+    cache = {"HF_HOME": str(tmp_path / "cache")}
+    commit = tmp_path / "cache" / "hub" / "models--Qwen--Qwen3-8B" / "snapshots" / ("a" * 40)
+    commit.mkdir(parents=True)
+    (commit / "config.json").write_text("{}")
+    main = commit.parents[1] / "refs" / "main"
+    main.parent.mkdir()
+    main.write_text("a" * 40)
+    words = ("recipe=qwen8b_full", f"data.train=[{{path: {rows}}}]", "data.eval_fraction=0")
+    _, checks = doctor(*words, at=tmp_path, **cache)
+    assert checks["hub"]["detail"] == "HF_HUB_OFFLINE is set, and these are not here: Qwen/Qwen3-8B"
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (commit / "model.safetensors.index.json").write_text(json.dumps(index))
+    (commit / "one.safetensors").touch()
+    assert doctor(*words, at=tmp_path, **cache)[1]["hub"]["status"] == "fail"
+    (commit / "two.safetensors").touch()
+    _, checks = doctor(*words, at=tmp_path, **cache)
+    assert checks["hub"]["detail"] == "HF_HUB_OFFLINE is set; nothing has to be fetched"
+
+
+def test_rows_of_the_hub_are_missing_unless_its_cache_has_them(tmp_path: Path) -> None:
+    cache = {"HF_HOME": str(tmp_path / "cache")}
+    put_into_cache("me___fetched", at=tmp_path, **cache)
+    rows = (
+        "data.train=[{path: 'hf://datasets/me/mine@main/rows.jsonl'}, {path: me/other}, {path: me/fetched}]"
+    )
+    _, checks = doctor("recipe=tiny_lora", rows, at=tmp_path, **cache)
+    assert checks["hub"]["status"] == "fail"
+    assert checks["hub"]["detail"].endswith("these are not here: datasets/me/mine, datasets/me/other")
+
+
+def put_into_cache(name: str, at: Path, **env: str) -> None:
+    """A data set of one row, where `datasets` keeps those that it has fetched."""
+    script = (
+        "import datasets, pathlib, shutil\n"
+        "rows = datasets.load_dataset('json', data_files='one.jsonl', split='train')\n"
+        "made = pathlib.Path(rows.cache_files[0]['filename']).parent\n"
+        f"kept = pathlib.Path(datasets.config.HF_DATASETS_CACHE, {name!r}, 'default', '0.0.0', 'b' * 40)\n"
+        "shutil.copytree(made, kept)\n"
+        f"(kept / 'json-train.arrow').rename(kept / '{name.rpartition('_')[2]}-train.arrow')\n"
+    )
+    (at / "one.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=at,
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_wrong_words_end_with_2(tmp_path: Path) -> None:

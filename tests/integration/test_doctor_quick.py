@@ -1,4 +1,6 @@
-"""`doctor --quick` in a real process: recorded machines, bare interpreters, small and broken surroundings."""
+"""`doctor --quick` in a real process: machines written after the documented format of nvidia-smi, bare
+interpreters, small and broken surroundings.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from typing import Any
 import pytest
 
 from finetune.doctor.cards import card_checks
-from finetune.doctor.host import host_checks
+from finetune.doctor.host import host_checks, shared_memory_check
+from finetune.hardware.provider import PROVIDERS
 from finetune.hardware.survey import probe_machine
 from tests.front_door import REPOSITORY, environment, finetune
 
@@ -31,17 +34,17 @@ case "$1 $2" in
     "-q -x") test -f said.txt && cat said.txt >&2; test -f smi.xml && cat smi.xml; exit {code} ;;
     "topo -m") cat topo.txt ;;
     "topo -p2p") cat p2p.txt ;;
+    "-L ") test -f list.txt && cat list.txt ;;
     *) exit 2 ;;
 esac
 """
 HANGS = "#!/bin/sh\nsleep 600\n"
-FROM_PROVIDERS = (
-    "RUNPOD_POD_ID",
-    "VAST_CONTAINERLABEL",
-    "COLAB_RELEASE_TAG",
-    "KAGGLE_KERNEL_RUN_TYPE",
-    "CUDA_VISIBLE_DEVICES",
+IMPATIENT = (
+    "import runpy, sys, finetune.hardware.smi as smi; smi.SECONDS = 2; sys.argv[0] = 'finetune'; "
+    "runpy.run_module('finetune', run_name='__main__')"
 )
+FROM_PROVIDERS = {variable for provider in PROVIDERS for variable in provider.variables}
+LEFT_OUT = {*FROM_PROVIDERS, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
 no_driver_here = pytest.mark.skipif(
     Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
     reason="this machine has an NVIDIA driver of its own",
@@ -61,9 +64,7 @@ class Told:
 
 def doctor(*words: str, at: Path, command: tuple[str, ...] = BARE, **env: str) -> Told:
     """Run it with --json in the folder `at`."""
-    base = {
-        name: value for name, value in environment(**env).items() if name in env or name not in FROM_PROVIDERS
-    }
+    base = {name: value for name, value in environment(**env).items() if name in env or name not in LEFT_OUT}
     done = subprocess.run(
         [*command, "--json", *words],
         cwd=at,
@@ -78,27 +79,23 @@ def doctor(*words: str, at: Path, command: tuple[str, ...] = BARE, **env: str) -
 
 
 def with_smi(at: Path, machine: str) -> str:
-    """A PATH on which nvidia-smi answers as that machine's did."""
-    recorded = MACHINES / machine
-    expected = json.loads((recorded / "expected.json").read_text())
+    """A PATH on which nvidia-smi answers as on that machine."""
+    folder = MACHINES / machine
+    expected = json.loads((folder / "expected.json").read_text())
     script = HANGS if expected.get("hangs") else SMI.format(code=expected.get("code", 0))
     program = at / "bin" / "nvidia-smi"
     program.parent.mkdir()
-    program.write_text(script.replace("#!/bin/sh\n", f"#!/bin/sh\ncd '{recorded}' || exit 1\n"))
+    program.write_text(script.replace("#!/bin/sh\n", f"#!/bin/sh\ncd '{folder}' || exit 1\n"))
     program.chmod(0o755)
     return f"{program.parent}{os.pathsep}{os.environ['PATH']}"
 
 
-@pytest.mark.parametrize(
-    "machine",
-    [
-        pytest.param(folder.name, marks=pytest.mark.slow if folder.name == "hanging" else ())
-        for folder in sorted(MACHINES.iterdir())
-    ],
-)
+@pytest.mark.parametrize("machine", [folder.name for folder in sorted(MACHINES.iterdir())])
 def test_each_machine_gets_its_verdicts(machine: str, tmp_path: Path) -> None:
     expected = json.loads((MACHINES / machine / "expected.json").read_text())
-    told = doctor(at=tmp_path, PATH=with_smi(tmp_path, machine))
+    impatient = (sys.executable, "-S", "-c", IMPATIENT, "doctor", "--quick")
+    command = impatient if expected.get("hangs") else BARE
+    told = doctor(at=tmp_path, command=command, PATH=with_smi(tmp_path, machine))
     for name, (status, words) in expected["checks"].items():
         check = told.check(name)
         assert check["status"] == status, check
@@ -194,9 +191,7 @@ def test_a_bare_interpreter_is_enough(python: str, tmp_path: Path) -> None:
         f"import sys, runpy; sys.path.insert(0, {str(REPOSITORY)!r}); "
         "sys.argv = ['finetune', *sys.argv[1:]]; runpy.run_module('finetune', run_name='__main__')"
     )
-    start = time.monotonic()
     told = doctor(at=tmp_path, command=(python, "-I", "-S", "-c", code, "doctor", "--quick"))
-    assert time.monotonic() - start < 20
     assert told.check("GPUs")["detail"] == "no NVIDIA driver; models marked for a CPU train here"
     assert told.check("GPUs")["status"] == "pass"
     assert told.check("Python")["status"] in ("pass", "fail")
@@ -220,6 +215,47 @@ def test_the_shared_memory_of_a_plain_container(machine: str, status: str, tmp_p
     assert (check["status"], "64 MiB" in check["detail"]) == (status, True)
     assert "--shm-size" in check["fix"]
     assert status != "fail" or told.code == 3
+    assert "docker's own default" in check["detail"]
+    smaller = in_namespace("-rm", prepare=small.replace("64m", "32m"), at=tmp_path).check("/dev/shm")
+    assert (smaller["status"], "docker" in smaller["detail"]) == ("warn", False)
+
+
+def test_a_measured_exchange_outweighs_little_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", with_smi(tmp_path, "8x_h100_sxm"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    report = probe_machine(tmp_path)
+    small = replace(report, host=replace(report.host, shared_memory_bytes=64 * 2**20))
+    forecast, measured = shared_memory_check(small), shared_memory_check(small, exchanged=True)
+    assert (forecast.status, measured.status) == ("fail", "warn")
+    assert "64 MiB, docker's own default" in measured.detail
+    assert "--shm-size" in measured.fix
+
+
+def test_cards_of_two_kinds_are_named_by_uuid_unless_cuda_counts_them_by_bus(tmp_path: Path) -> None:
+    path = with_smi(tmp_path, "mixed_old")
+    one = doctor(at=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="1").check("same kind")
+    assert "which of them CUDA_VISIBLE_DEVICES=1 means is not known" in one["detail"]
+    assert one["fix"].endswith("CUDA_VISIBLE_DEVICES=GPU-7f1b103c")
+    known = doctor(at=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="1", CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    assert known.answer["machine"]["in_sight"] == [1]
+    assert known.check("GPUs")["detail"].startswith("1x Tesla V100")
+    named = doctor(at=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="GPU-65dc9f50")
+    assert named.answer["machine"]["in_sight"] == [1]
+    both = doctor(at=tmp_path, PATH=path, CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    assert both.check("same kind")["fix"].endswith("CUDA_VISIBLE_DEVICES=0")
+
+
+def test_a_slice_is_found_on_its_own_card_with_its_own_memory(tmp_path: Path) -> None:
+    path = with_smi(tmp_path, "a100_mig")
+    told = doctor(at=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="MIG-b0a7c1f4-5d0b-5c25-8a8e-5a2f7a0f3f77")
+    assert "CUDA_VISIBLE_DEVICES names one of 19.5 GiB of GPU 0" in told.check("MIG")["detail"]
+    assert "80 GiB" not in told.check("RAM")["detail"]
+    unknown = doctor(at=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="MIG-11111111-5d0b-5c25-8a8e-5a2f7a0f3f77")
+    assert unknown.check("GPUs")["status"] == "warn"
+    assert "of which card this is a slice nvidia-smi does not tell" in unknown.check("GPUs")["detail"]
+    assert unknown.answer["machine"]["in_sight"] == []
 
 
 @no_driver_here
@@ -247,10 +283,11 @@ def test_a_disk_that_is_too_small_or_full(tmp_path: Path) -> None:
     full = f"{small}\ndd if=/dev/zero of={runs}/filler bs=1M count=20 2>/dev/null || true"
     told = in_namespace("-rm", prepare=full, at=tmp_path)
     assert told.check("disk")["status"] == "fail"
-    assert "0.0 GB free" in told.check("disk")["detail"]
+    assert "0.0 MB free" in told.check("disk")["detail"]
     locked = f"{small}\nmount -o remount,ro {runs}"
     told = in_namespace("-rm", prepare=locked, at=tmp_path)
     assert "Read-only file system" in told.check("disk")["detail"]
+    assert told.check("disk speed")["detail"] == "not measured: nothing can be written"
 
 
 def test_a_disk_that_takes_no_more_files_or_is_short(tmp_path: Path) -> None:
@@ -360,10 +397,8 @@ def test_a_torch_that_is_there_is_held_against_the_driver(
     assert (check.status, words in check.detail) == (status, True), check
 
 
-def test_without_any_network_it_answers_as_fast(tmp_path: Path) -> None:
-    start = time.monotonic()
+def test_it_needs_no_network(tmp_path: Path) -> None:
     told = in_namespace("-rn", prepare=":", at=tmp_path)
-    assert time.monotonic() - start < 20
     assert told.check("clock")["status"] == "pass"
 
 
@@ -382,10 +417,14 @@ def test_few_open_files(limit: int, status: str, tmp_path: Path) -> None:
     ("variable", "folder", "status", "words", "provider"),
     [
         ("RUNPOD_POD_ID", "/root/runs", "warn", "output_dir=/workspace/runs", "RunPod"),
-        ("RUNPOD_POD_ID", "/workspace/runs", "pass", "", "RunPod"),
+        ("RUNPOD_POD_ID", "/workspace/runs", "warn", "once a volume is mounted there", "RunPod"),
         ("VAST_CONTAINERLABEL", "/root/runs", "pass", "", "Vast.ai"),
-        ("COLAB_RELEASE_TAG", "/content/runs", "warn", "output_dir=/content/drive/runs", "Google Colab"),
-        ("COLAB_RELEASE_TAG", "/content/drive/MyDrive", "pass", "", "Google Colab"),
+        ("COLAB_RELEASE_TAG", "/content/runs", "warn", "=/content/drive/MyDrive/runs", "Google Colab"),
+        ("KAGGLE_KERNEL_RUN_TYPE", "/kaggle/working/runs", "warn", "Ask for it", "Kaggle"),
+        ("SM_TRAINING_ENV", "/opt/ml/checkpoints/x", "warn", "Ask for it", "SageMaker training job"),
+        ("SAGEMAKER_APP_TYPE", "/root/runs", "warn", "=/home/sagemaker-user/runs", "SageMaker Studio"),
+        ("DATABRICKS_RUNTIME_VERSION", "/root/runs", "warn", "=/Volumes/runs", "Databricks"),
+        ("MODAL_TASK_ID", "/root/runs", "warn", "checkpoint.remote=", "Modal"),
     ],
 )
 def test_a_folder_that_is_erased_with_the_machine(
@@ -396,7 +435,18 @@ def test_a_folder_that_is_erased_with_the_machine(
     assert check["status"] == status, check
     assert words in check["fix"]
     assert told.check("provider")["detail"].startswith(f"{provider}: ")
-    assert (told.check("provider")["status"] == "warn") is (provider == "Google Colab")  # it stops by itself
+    stops = provider in ("Google Colab", "Kaggle", "Modal")  # by itself
+    assert (told.check("provider")["status"] == "warn") is stops
+
+
+def test_a_volume_that_is_mounted_in_a_kept_folder_is_kept_also_behind_a_link(tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    mounted = "mount -t tmpfs tmpfs /opt\nmkdir -p /opt/ml/output/data\n"
+    mounted += f"mount --bind {volume} /opt/ml/output/data"
+    (tmp_path / "runs").symlink_to("/opt/ml/output/data")
+    told = in_namespace("-rm", prepare=mounted, at=tmp_path, SM_TRAINING_ENV="{}").check("run folder")
+    assert (told["status"], "outlives a stop" in told["detail"]) == ("pass", True), told
 
 
 @pytest.fixture

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
+from typing import Any
 
 import psutil
 import pytest
 
 from finetune.doctor.check import FAIL, PASS, Check
 from finetune.doctor.checklist import NAME
+from finetune.doctor.collective import LOADING
 from finetune.doctor.exchange import collective_checks
 from finetune.training.start import CheckedRun, check_run
 from tests.front_door import assert_all_gone, wait_for
@@ -35,9 +39,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_two_processes_exchange_right_numbers_and_are_timed(scratch: Path) -> None:
-    started = time.monotonic()
     checks = by_name(collective_checks(check_run(["recipe=tiny_qlora", "distributed=zero2", *TWO])))
-    assert time.monotonic() - started < 60  # 10 s alone
     assert {check.status for check in checks.values()} == {PASS}, checks
     assert [name for name in checks if len(name) > NAME] == []  # the column that a checklist has for them
     for name in ("all-reduce", "all-gather", "reduce-scatter"):
@@ -48,7 +50,8 @@ def test_two_processes_exchange_right_numbers_and_are_timed(scratch: Path) -> No
     assert "not judged" in told
     assert "matrix product off by " in checks["fp32"].detail
     assert "nf4 and back is off by 9" in checks["bitsandbytes"].detail
-    assert "deepspeed_shm_comm is compiled" in checks["DeepSpeed"].detail  # or will be, when a run starts
+    compiled = r": deepspeed_shm_comm is compiled( when the first run starts, in a minute or two)?$"
+    assert re.search(compiled, checks["DeepSpeed"].detail)
 
 
 def test_one_process_is_tried_and_has_nothing_to_exchange(scratch: Path) -> None:
@@ -66,9 +69,7 @@ def test_a_rank_that_hangs_is_named_with_the_exchange_that_the_others_wait_in(sc
         os.kill(pid, signal.SIGSTOP)
 
     # loading bitsandbytes takes rank 1 a second or more: it is stopped before it comes to an exchange
-    checks, seconds = disturbed(
-        check_run(["recipe=tiny_qlora", "distributed=ddp", *TWO]), "bitsandbytes", stop
-    )
+    checks = disturbed(check_run(["recipe=tiny_qlora", "distributed=ddp", *TWO]), "bitsandbytes", stop)
     assert [check.status for check in checks] == [FAIL]
     assert (
         f"rank 1 (pid {pids[0]}, cpu) never came to 'the first exchange', where rank 0 waits"
@@ -76,10 +77,10 @@ def test_a_rank_that_hangs_is_named_with_the_exchange_that_the_others_wait_in(sc
     )
     assert "it was in 'bitsandbytes'; its process is stopped" in checks[0].detail
     assert checks[0].fix == f"kill -CONT {pids[0]} lets such a process go on."
-    assert seconds < 60
     assert not psutil.pid_exists(pids[0])
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_killed_is_named_with_the_place_where_it_was(scratch: Path) -> None:
     pids: list[int] = []
 
@@ -87,10 +88,43 @@ def test_a_rank_that_is_killed_is_named_with_the_place_where_it_was(scratch: Pat
         pids.append(pid)
         os.kill(pid, signal.SIGKILL)
 
-    checks, _ = disturbed(check_run(["recipe=tiny_qlora", "distributed=ddp", *TWO]), "bitsandbytes", kill)
+    checks = disturbed(check_run(["recipe=tiny_qlora", "distributed=ddp", *TWO]), "bitsandbytes", kill)
     assert [check.status for check in checks] == [FAIL]
     assert f"rank 1 (pid {pids[0]}, cpu) ended in 'bitsandbytes': " in checks[0].detail
     assert "SIGKILL" in checks[0].detail
+
+
+@pytest.mark.soak
+def test_an_exchange_that_is_slow_and_moves_is_no_hang(scratch: Path) -> None:
+    """Rank 1 halts for a while wherever it comes to: all halts together take longer than a hang may."""
+    patience, pause = 12.0, 5.0
+    done, halts = Event(), list[str]()
+
+    def brake() -> None:
+        before = ""
+        while not done.is_set():
+            time.sleep(0.01)
+            for standing in standings_of_rank_1():
+                stage = standing["stage"]
+                if stage not in (before, LOADING):
+                    before = stage
+                    halts.append(stage)
+                    with suppress(ProcessLookupError):
+                        os.kill(standing["pid"], signal.SIGSTOP)
+                        time.sleep(pause)
+                        os.kill(standing["pid"], signal.SIGCONT)
+
+    watcher = Thread(target=brake)
+    watcher.start()
+    try:
+        checks = collective_checks(
+            check_run(["recipe=tiny_lora", "distributed=ddp", *TWO]), timeout_seconds=patience
+        )
+    finally:
+        done.set()
+        watcher.join()
+    assert {check.status for check in checks} == {PASS}, checks
+    assert len(halts) * pause > patience
 
 
 def test_a_port_that_is_taken_is_told_with_its_holder_before_anything_starts(scratch: Path) -> None:
@@ -107,25 +141,28 @@ def test_a_port_that_is_taken_is_told_with_its_holder_before_anything_starts(scr
     assert f"process {os.getpid()} has it" in checks[0].detail
 
 
-def disturbed(run: CheckedRun, stage: str, disturb: Callable[[int], None]) -> tuple[list[Check], float]:
-    """The checks while something happens to rank 1 in a stage, and how long they took."""
+def disturbed(run: CheckedRun, stage: str, disturb: Callable[[int], None]) -> list[Check]:
+    """The checks while something happens to rank 1 in a stage."""
+    found: list[int] = []
+
+    def there() -> bool:
+        found.extend(standing["pid"] for standing in standings_of_rank_1() if standing["stage"] == stage)
+        return bool(found)
 
     def watch() -> None:
-        wait_for(f"rank 1 in {stage}", lambda: bool(in_stage(stage)), pause=0.01)
-        disturb(in_stage(stage)[0])
+        wait_for(f"rank 1 in {stage}", there, pause=0.01)
+        disturb(found[0])
 
     watcher = Thread(target=watch)
     watcher.start()
-    started = time.monotonic()
     checks = collective_checks(run, timeout_seconds=20)  # a busy machine takes a while to come to an exchange
     watcher.join()
-    return checks, time.monotonic() - started
+    return checks
 
 
-def in_stage(stage: str) -> list[int]:
-    """The process of rank 1, if that is where it is."""
-    read = [json.loads(file.read_text()) for file in Path(tempfile.gettempdir()).glob("*/rank-1.stage")]
-    return [content["pid"] for content in read if content["stage"] == stage]
+def standings_of_rank_1() -> list[dict[str, Any]]:
+    """Where it is, if it has begun."""
+    return [json.loads(file.read_text()) for file in Path(tempfile.gettempdir()).glob("*/rank-1.stage")]
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:

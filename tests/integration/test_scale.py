@@ -72,7 +72,7 @@ def test_one_and_two_processes_are_run_measured_drawn_and_judged(tmp_path: Path)
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_that_fails_ends_it_with_what_was_measured_before(tmp_path: Path) -> None:
     process = started_at(tmp_path, "distributed=ddp", "launch.num_processes=[1,2]")
     try:
@@ -93,7 +93,7 @@ def test_a_run_that_fails_ends_it_with_what_was_measured_before(tmp_path: Path) 
     assert not list(tmp_path.glob("finetune-scale-*"))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_signal_ends_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
     process = started_at(tmp_path, "launch.num_processes=[2]")
     try:

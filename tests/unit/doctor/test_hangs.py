@@ -67,9 +67,10 @@ def test_a_crash_is_told_with_rank_place_and_last_words() -> None:
     where = "rank 1 (pid 1001, cuda:1) ended in 'all-reduce of 1 GiB'"
     plain = crash_check(Ended(1, 1, told), ranks, "")
     assert plain.detail == f"{where}: torch.OutOfMemoryError: CUDA out of memory. It tried 1 GiB."
-    assert "NCCL" not in plain.fix
-    warned = crash_check(Ended(1, 1, told), ranks, "NCCL on rank 1: no memory")
-    assert warned.detail.endswith("It tried 1 GiB. NCCL on rank 1: no memory")
+    assert plain.fix == "See what else is on that card (nvidia-smi): end it, or leave the card out."
+    failed = f"{frames}torch.distributed.DistBackendError: unhandled system error\n"
+    warned = crash_check(Ended(1, 1, failed), ranks, "NCCL on rank 1: connection refused")
+    assert warned.detail.endswith("unhandled system error. NCCL on rank 1: connection refused")
     assert "NCCL_P2P_DISABLE=1" in warned.fix
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from finetune.doctor.check import FAIL, PASS, WARN, Check
-from finetune.doctor.collective import Exchange, RankResult
+from finetune.doctor.collective import ROUNDS, Exchange, RankResult
 from finetune.doctor.trials import Trial
 from finetune.doctor.verdicts import exchange_checks, expected, result_checks
 from finetune.hardware.machine import GB, UNKNOWN, Machine, catalogue, machine_of
@@ -20,10 +20,12 @@ def machine(card: str, count: int, hosts: int = 1) -> Machine:
 def results(
     count: int, bus_gb_s: float, copies_gb_s: tuple[float, ...] = (), peers: bool | None = True
 ) -> list[RankResult]:
-    """A recorded run of `count` ranks whose exchanges come to a bus bandwidth."""
+    """What `count` ranks would leave whose exchanges come to a bus bandwidth."""
     share = (count - 1) / count
     exchanges = tuple(
-        Exchange(name, size, size * share * (2 if name == "all-reduce" else 1) / (bus_gb_s * GB), True)
+        Exchange(
+            name, size, size * share * (2 if name == "all-reduce" else 1) / (bus_gb_s * GB), ROUNDS, True
+        )
         for size in (MIB, GIB)
         for name in ("all-reduce", "all-gather", "reduce-scatter")
     )
@@ -93,6 +95,20 @@ def test_the_slowest_rank_is_what_counts() -> None:
     judged = exchange_checks([ranks[0], replace(ranks[1], exchanges=late)], machine("h100_80gb", 2))[0]
     assert judged.status == WARN
     assert "22% of the 450 GB/s" in judged.detail
+
+
+def test_an_exchange_that_was_too_slow_for_more_rounds_is_told_so() -> None:
+    ranks = results(2, 0.05)
+    slow = [
+        replace(
+            rank, exchanges=tuple(replace(one, rounds=1) for one in rank.exchanges if one.size_bytes == MIB)
+        )
+        for rank in ranks
+    ]
+    exchange, small = exchange_checks(slow, machine("h100_80gb", 2))
+    assert exchange.status == FAIL
+    assert "(one round, of 0.0 s; larger ones were not tried)" in exchange.detail
+    assert small.detail == "none smaller than that was timed"
 
 
 def test_a_card_in_a_worse_slot_is_named() -> None:

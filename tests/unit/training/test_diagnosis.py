@@ -1,4 +1,4 @@
-"""What a failure is taken for: recorded words of libraries, and which of several is the cause."""
+"""What a failure is taken for: documented words of libraries, and which of several is the cause."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def failed(before: Before, rank: int, told: str, time: float = 1.0, code: int = 
     before.run_dir.failure(rank).write_text(json.dumps(content), encoding="utf-8")
 
 
-def recorded(name: str) -> str:
+def documented(name: str) -> str:
     return (LOGS / f"{name}.log").read_text(encoding="utf-8")
 
 
 def of_record(before: Before, name: str) -> Diagnosis | None:
-    """Rank 1 has said what is recorded: in its traceback, or in its log before it could say no more."""
-    text = recorded(name)
+    """Rank 1 has said what is documented: in its traceback, or in its log before it could say no more."""
+    text = documented(name)
     if "Traceback" in text:
         failed(before, 1, text)
         return diagnose(before)
@@ -92,7 +92,7 @@ def of_record(before: Before, name: str) -> Diagnosis | None:
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in LOGS.glob("*.log")))
-def test_recorded_words_are_recognised_and_told_with_figures(name: str, before: Before) -> None:
+def test_documented_words_are_recognised_and_told_with_figures(name: str, before: Before) -> None:
     found = of_record(before, name)
     assert found is not None
     assert (found.cause, found.rank) == (name, 1)
@@ -104,7 +104,7 @@ def test_recorded_words_are_recognised_and_told_with_figures(name: str, before: 
     assert json.loads(json.dumps(found.record)) == found.record
 
 
-def test_every_cause_that_has_words_of_its_own_is_recorded_or_produced_for_real() -> None:
+def test_every_cause_that_has_words_of_its_own_is_documented_or_produced_for_real() -> None:
     produced = {"killed", "crashed", "illegal_instruction"}
     assert {cause.name for cause in CAUSES} == set(TELLS) | produced
     assert len({cause.name for cause in CAUSES}) == len(CAUSES)
@@ -121,24 +121,24 @@ def test_every_cause_that_has_words_of_its_own_is_recorded_or_produced_for_real(
 )
 def test_a_signal_that_leaves_no_words_is_recognised(signal: str, cause: str, before: Before) -> None:
     before.run_dir.log(1).write_text("step 1/3\n", encoding="utf-8")
-    failed(before, 0, recorded("lost_process"))
+    failed(before, 0, documented("lost_process"))
     found = diagnose(before, Ended(1, 1, f"The process was ended by {signal}; it could say nothing.", signal))
     assert found is not None
     assert (found.cause, found.rank) == (cause, 1)
 
 
 def test_the_cause_is_told_and_not_its_consequence_although_that_came_first(before: Before) -> None:
-    failed(before, 0, recorded("lost_process"), time=1.0)
-    failed(before, 2, recorded("nccl_error"), time=2.0)
-    failed(before, 3, recorded("gpu_memory"), time=3.0)
+    failed(before, 0, documented("lost_process"), time=1.0)
+    failed(before, 2, documented("nccl_error"), time=2.0)
+    failed(before, 3, documented("gpu_memory"), time=3.0)
     found = diagnose(before)
     assert found is not None
     assert (found.cause, found.rank) == ("gpu_memory", 3)
 
 
 def test_of_two_causes_the_earlier_one_is_told(before: Before) -> None:
-    failed(before, 0, recorded("disk_full"), time=2.0)
-    failed(before, 1, recorded("gpu_fault"), time=1.0)
+    failed(before, 0, documented("disk_full"), time=2.0)
+    failed(before, 1, documented("gpu_fault"), time=1.0)
     found = diagnose(before)
     assert found is not None
     assert (found.cause, found.rank) == ("gpu_fault", 1)
@@ -148,15 +148,15 @@ def test_nothing_is_guessed_of_an_unknown_failure_and_nothing_is_added_to_a_mess
     before: Before,
 ) -> None:
     failed(before, 1, UNKNOWN, time=1.0)
-    failed(before, 0, recorded("lost_process"), time=2.0)
-    before.run_dir.log(1).write_text(recorded("shared_memory"), encoding="utf-8")  # it went on after that
+    failed(before, 0, documented("lost_process"), time=2.0)
+    before.run_dir.log(1).write_text(documented("shared_memory"), encoding="utf-8")  # it went on after that
     assert diagnose(before) is None
     failed(before, 1, "1 problem in the model:\n  address already in use: a message of ours", code=2)
     assert diagnose(before) is None
 
 
 def test_what_an_earlier_start_has_logged_is_not_looked_at(before: Before) -> None:
-    before.run_dir.log(1).write_text(recorded("nccl_timeout"), encoding="utf-8")
+    before.run_dir.log(1).write_text(documented("nccl_timeout"), encoding="utf-8")
     assert diagnose(before, ABORTED) is not None
     assert diagnose(look_before(before.run_dir), ABORTED) is None
 

@@ -1,0 +1,16 @@
+"""How is a size told? Memory in GiB, as nvidia-smi counts it; disks and traffic in GB, as they are sold."""
+
+from __future__ import annotations
+
+MIB, GIB, GB = 2**20, 2**30, 10**9
+
+
+def memory_text(size_bytes: float) -> str:
+    """`64 MiB`, `39.5 GiB`, `1 GiB`."""
+    mib = round(size_bytes / MIB)
+    return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:,.1f}".removesuffix(".0") + " GiB"
+
+
+def gb_text(size_bytes: float) -> str:
+    """`250.0 MB`, `16.4 GB`."""
+    return f"{size_bytes / GB:,.1f} GB" if size_bytes >= GB else f"{size_bytes / 10**6:,.1f} MB"
