@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from typing import Any
+
 import psutil
 
 
@@ -14,12 +17,13 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def kill_family(pid: int, seconds: float = 5.0) -> None:
-    """End all of them at once, none of which hears of it, and wait until they are gone."""
-    alive = family(pid)
+def kill_family(parent: subprocess.Popen[Any], seconds: float = 5.0) -> None:
+    """End a process of ours and all of its own at once, none of which hears of it, and wait for them."""
+    alive = family(parent.pid)
     for process in alive:
         with Gone():
             process.kill()
+    parent.wait()  # first: psutil would take its exit code away from it
     psutil.wait_procs(alive, timeout=seconds)
 
 

@@ -120,8 +120,7 @@ class Workers:
 
     def kill(self) -> None:
         """End the launcher and every worker at once."""
-        kill_family(self.process.pid)
-        self.process.wait()
+        kill_family(self.process)
         self._wait_for_log()
 
     def _wait_for_log(self) -> None:

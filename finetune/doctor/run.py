@@ -15,6 +15,7 @@ from finetune.hardware.machine import LINKS, Machine
 from finetune.hardware.survey import MachineReport
 from finetune.planner.plan import Plan
 from finetune.planner.traffic import ACHIEVED, STAGED
+from finetune.training.room import checkpoints_at_once
 from finetune.training.start import CheckedRun
 
 MOST_SENDING = 0.5
@@ -72,13 +73,11 @@ def _plan_check(run: CheckedRun) -> Check:
 
 
 def _room_check(config: RunConfig, plan: Plan, report: MachineReport) -> Check:
-    """What `checkpoint.keep` checkpoints, the one that is being written, and the model take."""
-    disk, option = report.host.disk, plan.chosen
-    saves = config.checkpoint.every_minutes is not None or config.checkpoint.every_steps is not None
-    count = config.checkpoint.keep + 1 if saves else 1
+    """What the checkpoints that lie there at once, and the model, take."""
+    disk, option, count = report.host.disk, plan.chosen, checkpoints_at_once(config.checkpoint)
     model = option.outside.download if config.adapter.method is Method.full else 0.0
     needed = count * option.outside.checkpoint + model
-    told = f"{count} checkpoint{'s' * (count > 1)} of {gb_text(option.outside.checkpoint)} and the model"
+    told = f"{count} checkpoints of {gb_text(option.outside.checkpoint)} and the model"
     detail = f"{told}: {gb_text(needed)} of {gb_text(disk.free_bytes)} free in {disk.nearest}"
     if needed > disk.free_bytes:
         fix = "Free space, set output_dir to a larger disk, or keep fewer: checkpoint.keep=1."

@@ -90,6 +90,8 @@ def why_unusable(torch_cuda: str | None, driver_cuda_major: int) -> str:
     """Why this torch cannot use the driver's cards; empty when it can."""
     if torch_cuda is None:
         return "the installed torch is built without CUDA"
+    if driver_cuda_major == 0:
+        return "the driver tells no CUDA version: its CUDA library (libcuda.so.1) is not here"
     if int(torch_cuda.split(".")[0]) > driver_cuda_major:
         return (
             f"the installed torch needs CUDA {torch_cuda}, and the driver runs up to CUDA {driver_cuda_major}"

@@ -175,8 +175,7 @@ def _world(cases: list[Case], processes: int, folder: Path, results: Path) -> It
                 return
             time.sleep(0.1)
     finally:
-        kill_family(world.pid)
-        world.wait()
+        kill_family(world)
 
 
 def _last_words(log: Path) -> str:

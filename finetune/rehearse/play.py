@@ -100,8 +100,7 @@ class Play:
     def kill(self) -> None:
         """End what runs, with all of its processes, none of which hears of it."""
         if self.process is not None:
-            kill_family(self.process.pid)
-            self.process.wait()
+            kill_family(self.process)
 
     def steps(self) -> list[dict[str, Any]]:
         """The optimizer steps that are logged."""

@@ -33,11 +33,17 @@ def refuse_small_disk(config: RunConfig, facts: RunFacts, run_dir: RunDir) -> No
         raise lacking
 
 
+def checkpoints_at_once(checkpoint: CheckpointConfig) -> int:
+    """How many lie beside each other at most: those that are kept, the best one, one that is being sent (it
+    stays until it has arrived), and the one that is being written.
+    """
+    return checkpoint.keep + (checkpoint.best is not None) + (checkpoint.remote is not None) + 1
+
+
 def too_small(checkpoint: CheckpointConfig, run_dir: RunDir, size: int) -> Refusal | None:
     """The refusal of a run whose checkpoints of `size` bytes do not fit beside each other."""
-    kept = checkpoint.keep + (checkpoint.best is not None)
-    leaving = int(checkpoint.remote is not None)  # one that is being sent stays until it has arrived
-    copies = kept + leaving + 1 - min(len(numbered(run_dir.checkpoints)), kept)
+    there = min(len(numbered(run_dir.checkpoints)), checkpoint.keep + (checkpoint.best is not None))
+    copies = checkpoints_at_once(checkpoint) - there
     free = shutil.disk_usage(run_dir.checkpoints).free
     if copies * size <= free:
         return None
