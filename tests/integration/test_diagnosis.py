@@ -145,7 +145,7 @@ def privately(mounts: str, words: list[str], at: Path) -> str:
     """What a run says, its output in one, that alone sees these mounts."""
     command = ["unshare", "--mount", "bash", "-c", mounts, "bash", sys.executable, "-m", "finetune", *words]
     done = subprocess.run(
-        command, cwd=at, env=environment(), capture_output=True, text=True, timeout=60, check=False
+        command, cwd=at, env=environment(), capture_output=True, text=True, timeout=150, check=False
     )
     if "unshare failed" in done.stderr:
         pytest.skip(f"no private mounts here: {done.stderr}")
