@@ -130,9 +130,9 @@ def train(*overrides: str, say: Callable[[str], None] = print) -> Run:
     """
     outer = outer_launch()
     if outer is not None:
-        from finetune.config.saved import load_config as read_config
         from finetune.distributed.world import current_world
         from finetune.logs import set_up_logging
+        from finetune.training.diagnosis import look_before
         from finetune.training.join import open_together, run_to_its_end
         from finetune.training.process import guarded
         from finetune.training.worker import run as run_worker
@@ -145,7 +145,7 @@ def train(*overrides: str, say: Callable[[str], None] = print) -> Run:
             if completed:
                 return Run(run_dir.path)
             work = partial(guarded, run_dir, world.rank, run_worker)
-            code = run_to_its_end(read_config(run_dir.config), run_dir, work, say) if main else work()
+            code = run_to_its_end(look_before(run_dir), work, say) if main else work()
     else:
         from finetune.training.supervise import found_to_resume, start_and_wait
 

@@ -43,6 +43,11 @@ def installed(package: str) -> tuple[int, ...] | None:
         text = version(package)
     except PackageNotFoundError:
         return None
+    return version_numbers(text)
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """`2.13.0+cpu` as (2, 13, 0)."""
     return tuple(int(part) for part in text.split("+")[0].split(".")[:3] if part.isdigit())
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from finetune.doctor.check import FAIL, PASS, WARN, Check
-from finetune.hardware.survey import MachineReport, as_record
+from finetune.hardware.survey import MachineReport
 
 SHOWN = {PASS: "pass", WARN: "warn", FAIL: "FAIL"}
 COLOURS = {PASS: "\x1b[32m", WARN: "\x1b[33m", FAIL: "\x1b[1;31m"}
@@ -31,7 +31,7 @@ def checklist(checks: Sequence[Check], columns: int, *, colour: bool) -> str:
 
 def record(checks: Sequence[Check], report: MachineReport) -> dict[str, Any]:
     """What `--json` prints."""
-    return {"ok": is_ok(checks), "checks": [asdict(check) for check in checks], "machine": as_record(report)}
+    return {"ok": is_ok(checks), "checks": [asdict(check) for check in checks], "machine": asdict(report)}
 
 
 def _lines(number: int, check: Check, columns: int, colour: bool) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from finetune.config.packages import installed
+from finetune.config.packages import installed, version_numbers
 from finetune.doctor.check import FAIL, PASS, WARN, Check
 from finetune.paths import assets
 
@@ -39,8 +39,7 @@ def _tested() -> Iterator[tuple[str, tuple[int, ...]]]:
     for line in (assets() / "constraints.txt").read_text(encoding="utf-8").splitlines():
         name, equals, version = line.partition("==")
         if equals:
-            parts = version.partition("+")[0].split(".")[:3]
-            yield name, tuple(int(part) for part in parts if part.isdigit())
+            yield name, version_numbers(version)
 
 
 def _text(version: tuple[int, ...] | None) -> str:

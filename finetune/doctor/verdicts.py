@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from finetune.doctor.check import FAIL, PASS, WARN, Check
 from finetune.doctor.collective import WARM_UPS, Exchange, RankResult, bus_bytes_s
-from finetune.doctor.sizes import memory_text
-from finetune.hardware.machine import GB, UNKNOWN, Machine
+from finetune.doctor.sizes import GB, memory_text
+from finetune.hardware.machine import UNKNOWN, Machine
 
 SLOW, BROKEN = 0.5, 0.1
 """Shares of what a link can give below which a run is slow, and below which something is wrong with it."""

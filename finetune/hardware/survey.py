@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from finetune.hardware.host import Host, read_host
 from finetune.hardware.links import Links, parse_links
@@ -76,11 +75,6 @@ def probe_machine(folder: Path, *, measure_disk: bool = True) -> MachineReport:
         torch=find_spec("torch") is not None,
         torch_cuda=torch_cuda_version(),
     )
-
-
-def as_record(report: MachineReport) -> dict[str, Any]:
-    """The report in JSON's own types."""
-    return asdict(report)
 
 
 def _in_sight(

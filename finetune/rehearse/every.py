@@ -28,15 +28,13 @@ from finetune.doctor.check import FAIL
 from finetune.errors import Refusal, UserError
 from finetune.hardware.probe import probe_devices
 from finetune.paths import assets
-from finetune.rehearse.play import LAST_LINES, PROCESSES, package_environment
+from finetune.rehearse.play import PROCESSES, last_words, package_environment
 from finetune.rehearse.rehearsal import SKIP, Stage
 from finetune.rehearse.twin import make_twin
 from finetune.rehearse.twin_config import standing_for, twin_config
 
 HANGS_SECONDS = 420.0
 """For one case; the first one under DeepSpeed compiles for about 90 s."""
-
-
 LAUNCHER = "torch/distributed/elastic"
 """In every line by which torchrun tells of a rank that has ended."""
 
@@ -181,5 +179,4 @@ def _world(cases: list[Case], processes: int, folder: Path, results: Path) -> It
 def _last_words(log: Path) -> str:
     """What the ranks said, without what torchrun says of it afterwards."""
     said, _, _ = log.read_text(encoding="utf-8", errors="replace").partition(LAUNCHER)
-    lines = [line for line in said.splitlines() if line.strip(" ^~")]
-    return "\n".join(lines[-LAST_LINES:]) or "it ended without a word"
+    return last_words(said) or "it ended without a word"

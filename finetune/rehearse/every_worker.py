@@ -23,7 +23,7 @@ from finetune.model.standalone import write_standalone
 from finetune.model.target import find_target
 from finetune.paths import RunDir
 from finetune.rehearse.opened import opened
-from finetune.rehearse.play import StageFailed, logged_steps, refuse_difference
+from finetune.rehearse.play import StageFailed, logged_steps, refuse_apart, refuse_difference
 from finetune.report.card import card_of
 from finetune.report.record import read_report
 from finetune.training.checkpoint import damage, numbered, step_of
@@ -95,8 +95,7 @@ def _merged_and_opened(run_dir: RunDir, strategy: str) -> str:
     config = load_config(run_dir.config)
     base = "" if config.adapter.method is Method.full else config.model.name_or_path
     told = opened(str(merged), str(run_dir.model), base)
-    if not told["difference"] <= told["allowed"]:
-        raise StageFailed(f"logits of model/ and of the merged model are {told['difference']:.1e} apart")
+    refuse_apart(told)
     if not told["tokens"]:
         raise StageFailed("the merged model answers nothing")
     return f"{told['architecture']} under {strategy}"

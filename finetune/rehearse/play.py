@@ -47,6 +47,8 @@ class Play:
     before: list[dict[str, Any]] = field(default_factory=list)
     """The steps that were logged before the kill."""
     merged: Path | None = None
+    told: dict[str, Any] = field(default_factory=dict)
+    """What was seen when both were opened."""
 
     @property
     def run(self) -> RunDir:
@@ -112,12 +114,21 @@ class Play:
 
     def own_words(self) -> list[str]:
         """What the run has printed."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return [line for line in lines if line.strip(" ^~")]
+        return spoken(self._log.read_text(encoding="utf-8", errors="replace"))
 
     @property
     def _log(self) -> Path:
         return self.folder / "train.log"
+
+
+def spoken(text: str) -> list[str]:
+    """The lines that say something: no blank ones, and no marks below a line of code."""
+    return [line for line in text.splitlines() if line.strip(" ^~")]
+
+
+def last_words(text: str) -> str:
+    """How what a process printed ends; empty: it printed nothing."""
+    return "\n".join(spoken(text)[-LAST_LINES:])
 
 
 def logged_steps(run: RunDir) -> list[dict[str, Any]]:
@@ -138,6 +149,12 @@ def refuse_difference(before: list[dict[str, Any]], after: list[dict[str, Any]])
             if second is None or not abs(first - second) <= SAME * abs(first):
                 at = f"{name} of step {step['step']}"
                 raise StageFailed(f"{at} was {first} the first time, and is {second} after the resume")
+
+
+def refuse_apart(told: dict[str, Any]) -> None:
+    """Two ways to the same model (what `opened` saw of them) have to agree up to rounding."""
+    if not told["difference"] <= told["allowed"]:
+        raise StageFailed(f"logits of model/ and of the merged model are {told['difference']:.1e} apart")
 
 
 def package_environment(folder: Path) -> dict[str, str]:

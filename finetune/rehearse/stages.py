@@ -10,15 +10,18 @@ from finetune.config.saved import save_config
 from finetune.config.schema import Method, Strategy
 from finetune.planner.answer import answer
 from finetune.rehearse.play import (
-    LAST_LINES,
     PROCESSES,
     Play,
     StageFailed,
+    last_words,
+    refuse_apart,
     refuse_difference,
 )
 from finetune.rehearse.twin_config import CHECKPOINT_STEP, KILLED_AFTER, STEPS
 from finetune.report.record import read_report
 from finetune.training.checkpoint import damage, numbered, step_of
+
+SILENT = "it said nothing"
 
 
 def check(play: Play) -> str:
@@ -61,7 +64,7 @@ def prepare(play: Play) -> str:
     """Load, check, tokenise and mask its rows."""
     done = play.finetune("prepare", f"recipe={play.recipe}", "--json")
     if done.returncode != 0:
-        raise StageFailed(_last_words(done.stderr))
+        raise StageFailed(last_words(done.stderr) or SILENT)
     train = json.loads(done.stdout)["train"]
     if not train["supervised_tokens"]:
         raise StageFailed("no token of the rows would be learnt")
@@ -112,7 +115,7 @@ def resume(play: Play) -> str:
             folder.rename(play.folder / folder.name)  # gone on from would leave no step to compare
     done = play.finetune("train", f"recipe={play.recipe}", "checkpoint.resume=auto")
     if done.returncode != 0 and play.steps_made < STEPS:
-        raise StageFailed(_last_words(done.stderr or done.stdout))
+        raise StageFailed(last_words(done.stderr or done.stdout) or SILENT)
     again = [step for step in play.before if step["step"] > CHECKPOINT_STEP]
     refuse_difference(again, play.steps())
     return f"steps {again[0]['step']} to {again[-1]['step']} came out the same (loss, gradient norm, rate)"
@@ -125,7 +128,7 @@ def save(play: Play) -> str:
     if failed:
         raise StageFailed("; ".join(f"{check['name']}: {check['detail']}" for check in failed))
     if report.get("status") != "completed":
-        raise StageFailed(_last_words(str(report.get("error") or f"the run is {report.get('status')}")))
+        raise StageFailed(last_words(str(report.get("error") or f"the run is {report.get('status')}")))
     return f"{len(report['verified'])} checks on the saved model passed"
 
 
@@ -134,7 +137,7 @@ def merge(play: Play) -> str:
     play.merged = play.folder / "merged"
     done = play.finetune("merge", str(play.run.path), "--to", str(play.merged), "--json")
     if done.returncode != 0:
-        raise StageFailed(_last_words(done.stderr))
+        raise StageFailed(last_words(done.stderr) or SILENT)
     told = json.loads(done.stdout)
     return f"largest difference of the logits {told['max_logit_difference']:.1e}"
 
@@ -147,25 +150,17 @@ def reopen(play: Play) -> str:
     base = str(play.folder / "model") if adapter else ""
     done = play.python("-m", "finetune.rehearse.opened", str(play.merged), str(play.run.model), base)
     if done.returncode != 0:
-        raise StageFailed(_last_words(done.stderr))
-    told = json.loads(done.stdout.splitlines()[-1])
-    (play.folder / "opened.json").write_text(json.dumps(told), encoding="utf-8")
-    if not told["difference"] <= told["allowed"]:
-        raise StageFailed(f"logits of model/ and of the merged model are {told['difference']:.1e} apart")
+        raise StageFailed(last_words(done.stderr) or SILENT)
+    play.told = told = json.loads(done.stdout.splitlines()[-1])
+    refuse_apart(told)
     return f"{told['architecture']} opens; its logits are {told['difference']:.1e} from those of model/"
 
 
 def generate(play: Play) -> str:
     """What the merged model answers."""
-    told = json.loads((play.folder / "opened.json").read_text(encoding="utf-8"))
-    if not told["tokens"]:
+    if not play.told["tokens"]:
         raise StageFailed("it answers nothing at all")
-    return f"{told['tokens']} tokens (weights of a twin are random: the answer means nothing)"
+    return f"{play.told['tokens']} tokens (weights of a twin are random: the answer means nothing)"
 
 
 STAGES = (check, twin, prepare, train, checkpoint, kill, resume, save, merge, reopen, generate)
-
-
-def _last_words(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip(" ^~")]
-    return "\n".join(lines[-LAST_LINES:]) or "it said nothing"

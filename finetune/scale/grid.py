@@ -50,7 +50,6 @@ class Grid:
     """The runs, the smallest first for each strategy."""
 
     wanted: list[Wanted]
-    hold: str
     notes: list[str]
 
 
@@ -92,7 +91,7 @@ def grid_of(overrides: list[str], hold: str, folder: Path) -> Grid:
         raise Refusal(list(dict.fromkeys(problems)), composed.subject)
     runs = [one for one in wanted if one is not None]
     _refuse_unfit(runs, composed.subject)
-    return Grid(runs, hold, composed.notes)
+    return Grid(runs, composed.notes)
 
 
 def doubled(largest: int) -> list[int]:

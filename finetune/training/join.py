@@ -11,8 +11,6 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import NoReturn
 
-from finetune.config.saved import load_config
-from finetune.config.schema import RunConfig
 from finetune.distributed.launch import first_failure
 from finetune.distributed.outer import OuterLaunch
 from finetune.distributed.output import Terminal
@@ -49,11 +47,10 @@ def join(overrides: list[str], outer: OuterLaunch, say: Callable[[str], None]) -
         end(0)
     terminal = keep_output(run_dir, world.rank)
     set_up_logging(main=world.is_main)
-    config = load_config(run_dir.config)
     work = partial(guarded, run_dir, world.rank, run)
     before = look_before(run_dir)
     with outliving_sigterm():
-        code = run_to_its_end(config, run_dir, work, log.info) if world.is_main else work()
+        code = run_to_its_end(before, work, log.info) if world.is_main else work()
         terminal.close_log()
         if code != 0 and not world.is_main:
             _tell(terminal, before, world.rank)
@@ -90,14 +87,12 @@ def open_together(
     return RunDir(Path(answer.removeprefix(COMPLETED))), answer.startswith(COMPLETED)
 
 
-def run_to_its_end(
-    config: RunConfig, run_dir: RunDir, work: Callable[[], int], say: Callable[[str], None]
-) -> int:
+def run_to_its_end(before: Before, work: Callable[[], int], say: Callable[[str], None]) -> int:
     """Rank 0's part of a run in a world that another launcher made: send it beside the training, and call the
     user's command when all of it is there. Returns the exit code.
     """
-    code, lost, before = RUN_FAILED, "", look_before(run_dir)
-    with ExitStack() as outliving, Sending(config, run_dir, say) as sending:
+    code, lost = RUN_FAILED, ""
+    with ExitStack() as outliving, Sending(before.config, before.run_dir, say) as sending:
         outliving.enter_context(outliving_sigterm())
         sending.start()
         try:
@@ -112,7 +107,7 @@ def run_to_its_end(
             if lost:
                 say(f"WARNING   {lost}")
             code = code or (RUN_FAILED if lost else 0)
-            run_hook(config, run_dir, code, say)
+            run_hook(before.config, before.run_dir, code, say)
     return code
 
 

@@ -34,7 +34,6 @@ from finetune.distributed.outer import (
 )
 from finetune.errors import Problem, Refusal, refuse
 from finetune.hardware.probe import probe_devices
-from finetune.hardware.survey import as_record as machine_record
 from finetune.hardware.survey import probe_machine
 from finetune.paths import PACKAGE, RunDir
 from finetune.planner.plan import Plan
@@ -263,6 +262,6 @@ def _environment(folder: Path) -> dict[str, Any]:
         "packages": versions,
         "platform": platform.platform(),
         "devices": asdict(probe_devices()),
-        "machine": machine_record(probe_machine(folder, measure_disk=False)),
+        "machine": asdict(probe_machine(folder, measure_disk=False)),
         "git_revision": revision.stdout.strip() or None,
     }
