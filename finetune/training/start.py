@@ -183,7 +183,9 @@ def _write(run: CheckedRun, run_dir: RunDir) -> None:
         record = json.dumps(as_record(run.plan, run.composed.config), indent=2)
         run_dir.plan.write_text(f"{record}\n", encoding="utf-8")
     write_launch_file(run_dir.accelerate, launch_file(run.facts, run.config.launch, run.config.distributed))
-    run_dir.environment.write_text(json.dumps(_environment(run_dir.path), indent=2) + "\n", encoding="utf-8")
+    run_dir.environment.write_text(
+        json.dumps(_environment(Path(run.config.output_dir)), indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def _taken(run: CheckedRun, run_dir: RunDir) -> Refusal:
