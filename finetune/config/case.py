@@ -15,6 +15,12 @@ FSDP = tuple(s for s, t in TRAITS.items() if t.engine is Engine.fsdp2)
 DEEPSPEED = tuple(s for s, t in TRAITS.items() if t.engine is Engine.deepspeed)
 
 
+class Lack(Problem):
+    """A problem of this machine and not of the words: with what it lacks they could be done."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
 class Case:
     """One config on one machine, and what is found about it."""
@@ -34,6 +40,10 @@ class Case:
     def refuse(self, where: str, why: str, fix: str = "") -> None:
         """Add a problem; all of them are told together."""
         self.problems.append(Problem(where, why, fix))
+
+    def lack(self, where: str, why: str, fix: str = "") -> None:
+        """Add what this machine lacks."""
+        self.problems.append(Lack(where, why, fix))
 
     def on_command_line(self, key: str) -> bool:
         return self.given.get(key) == COMMAND_LINE

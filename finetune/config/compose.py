@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from finetune.config.case import COMMAND_LINE
 from finetune.config.keys import find_key, instead_of_secret
+from finetune.config.model_folder import folder_problem
 from finetune.config.overrides import Override, parse_value, split_overrides
 from finetune.config.recipes import Recipe, check_choice, config_groups, read_recipes
 from finetune.config.saved import config_node, load_config, save_config, schema_node, typed_config
@@ -88,6 +89,7 @@ def compose(overrides: list[str], *, problems: list[Problem] | None = None) -> C
     config = _typed(values, found)
     found += _secrets_of_interpolations(asdict(config))
     _make_paths_absolute(config)
+    found += filter(None, [folder_problem(config.model)])
     composed = Composed(config, choices, provenance, notes)
     if found and problems is None:
         raise Refusal(found, composed.subject)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from finetune.config.case import Lack
 from finetune.config.devices import Devices
 from finetune.config.schema import Method, RunConfig
 from finetune.errors import Problem
@@ -72,7 +73,7 @@ def _compute(
         problems.append(Problem(set_by, why, "Use trainer.bf16=true, or leave both out (fp32)."))
     if wanted == "bf16" and device == "cuda" and not devices.bf16:
         why = f"{_names(devices)} does not compute in bf16; it does in fp32 and fp16"
-        problems.append(Problem(set_by, why, "Use trainer.fp16=true, or leave both out (fp32)."))
+        problems.append(Lack(set_by, why, "Use trainer.fp16=true, or leave both out (fp32)."))
     if wanted is not None:
         return wanted, set_by
     if bf16 is False:

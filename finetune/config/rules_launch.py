@@ -19,7 +19,7 @@ def choose_device(case: Case) -> str:
     wanted, devices = case.config.launch.device, case.devices
     if wanted is Device.cpu or (wanted is Device.auto and not devices.gpus and not devices.driver_gpus):
         if wanted is Device.auto and not case.config.model.cpu:
-            case.refuse(
+            case.lack(
                 "launch.device=auto",
                 "no GPU is here, and the model is not marked as small enough for a CPU (model.cpu=true)",
                 "Use a machine with a GPU, or launch.device=cpu to train on the CPU all the same.",
@@ -28,7 +28,7 @@ def choose_device(case: Case) -> str:
     if devices.gpus:
         return "cuda"
     if devices.driver_gpus:
-        case.refuse(
+        case.lack(
             f"launch.device={wanted.value}",
             f"the NVIDIA driver shows {devices.driver_gpus} GPU{'s' * (devices.driver_gpus > 1)} that torch "
             f"cannot use: {devices.unusable}",
@@ -36,7 +36,7 @@ def choose_device(case: Case) -> str:
             "or use launch.device=cpu.",
         )
     else:
-        case.refuse("launch.device=cuda", "no GPU is here", "Use launch.device=cpu, or a machine with a GPU.")
+        case.lack("launch.device=cuda", "no GPU is here", "Use launch.device=cpu, or a machine with a GPU.")
     return "cuda"
 
 
@@ -53,7 +53,7 @@ def choose_processes(case: Case) -> int:
         alone = case.config.distributed.strategy is Strategy.single or case.device == "cpu"
         wanted = 1 if alone else max(devices.gpus, 1) * max(launch.num_machines, 1)
     elif case.device == "cuda" and devices.gpus and launch.num_machines == 1 and wanted > devices.gpus:
-        case.refuse(
+        case.lack(
             f"launch.num_processes={wanted}",
             f"each process needs a GPU of its own, and {devices.gpus} can be used here",
             f"Use launch.num_processes={devices.gpus}.",
@@ -156,20 +156,20 @@ def _port(case: Case) -> None:
             probe.bind(("", port))
         except OSError as error:
             why = f"the port cannot be used: {error.strerror}"
-            case.refuse(f"launch.main_process_port={port}", why, "Leave the key out: a free port is chosen.")
+            case.lack(f"launch.main_process_port={port}", why, "Leave the key out: a free port is chosen.")
 
 
 def _deepspeed(case: Case) -> None:
     name = case.strategy.value
     if installed("deepspeed") is None:
-        case.refuse(
+        case.lack(
             f"distributed={name}",
             "needs deepspeed, which is not installed",
             "Install it: pip install deepspeed",
         )
     compiler = os.environ.get("CXX", "g++")
     if case.device == "cpu" and shutil.which(compiler) is None:
-        case.refuse(
+        case.lack(
             f"distributed={name}",
             f"on CPU DeepSpeed compiles an operation with {compiler}, which is not here",
             "Install g++ (Debian, Ubuntu: apt-get install g++), or use an fsdp strategy.",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from finetune.config.case import DEEPSPEED, FSDP, Case
+from finetune.config.model_folder import stored_config
 from finetune.config.packages import bitsandbytes_problem
 from finetune.config.precision import Precision
 from finetune.config.schema import Method, ModelConfig, Strategy
@@ -35,7 +34,7 @@ class ModelFacts:
 def model_facts(model: ModelConfig) -> ModelFacts:
     """From config.json of a local folder, else from `model.shape`."""
     shape = model.shape
-    stored = _local_config(model.name_or_path)
+    stored = stored_config(model.name_or_path)
     text = stored.get("text_config", stored)
     model_type = text.get("model_type") or stored.get("model_type") or shape.model_type
     layers = text.get("layer_types") or shape.extra.get("layer_types") or []
@@ -53,7 +52,7 @@ def check_model(case: Case, facts: ModelFacts) -> None:
     """The model's files, its length limit and its attention."""
     model = case.config.model
     if model.name_or_path.startswith(("/", "~")) and not Path(model.name_or_path).exists():
-        case.refuse(f"model.name_or_path={model.name_or_path}", "there is no such folder")
+        case.lack(f"model.name_or_path={model.name_or_path}", "there is no such folder")
     template = model.chat_template
     if template is not None and "{" not in template and not Path(template).is_file():
         why = "there is no such file, and it is no template"
@@ -114,7 +113,7 @@ def check_adapter(case: Case, facts: ModelFacts, precision: Precision) -> None:
         case.refuse("adapter.experts=true", f"{facts.model_type} has no experts", "Leave the key out.")
     if adapter.init_from is not None and not (Path(adapter.init_from) / "adapter_config.json").is_file():
         why = "there is no adapter (adapter_config.json) in this folder"
-        case.refuse(f"adapter.init_from={adapter.init_from}", why)
+        case.lack(f"adapter.init_from={adapter.init_from}", why)
     if adapter.modules_to_save and facts.tied and case.strategy in FSDP:
         kept = written(adapter.modules_to_save)
         case.refuse(
@@ -158,7 +157,7 @@ def _check_length(case: Case, facts: ModelFacts) -> None:
 def _check_quantisation(case: Case, precision: Precision) -> None:
     problem = bitsandbytes_problem()
     if problem is not None:
-        case.refuse(
+        case.lack(
             "adapter=qlora", problem, "Install it: pip install 'bitsandbytes>=0.46.1'; or use adapter=lora."
         )
     if case.device == "cpu":
@@ -179,17 +178,6 @@ def _check_quantisation(case: Case, precision: Precision) -> None:
             "fsdp can only shard floating-point weights, and 8-bit ones are integers",
             "Use adapter.bits=4, or distributed=ddp or zero2.",
         )
-
-
-def _local_config(name_or_path: str) -> dict[str, Any]:
-    file = Path(name_or_path) / "config.json"
-    if not file.is_file():
-        return {}
-    try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        return {}  # told when the model is loaded, with the library's own words
-    return stored if isinstance(stored, dict) else {}
 
 
 def check_masters(case: Case, precision: Precision) -> None:

@@ -25,9 +25,13 @@ EXAMPLES = "Write s3://bucket/prefix, gs://bucket/prefix, hub://owner/name or a 
 
 def check_remote(case: Case) -> None:
     """Addresses that cannot be, and packages that are not here; whether a store answers is asked later."""
-    checkpoint = case.config.checkpoint
+    checkpoint, output = case.config.checkpoint, case.config.output_dir
+    if is_address(output):
+        why = "a run is written to a folder of this machine, and this is an address"
+        fix = "Leave output_dir out, or name a folder; checkpoint.remote=ADDRESS brings the run there."
+        case.refuse(f"output_dir={_shown(output)}", why, fix)
     if checkpoint.remote is not None:
-        wrong = _wrong(checkpoint.remote) or _inside_output(case.config.output_dir, checkpoint.remote)
+        wrong = _wrong(checkpoint.remote) or _inside_output(output, checkpoint.remote)
         if wrong is not None:
             case.refuse(f"checkpoint.remote={_shown(checkpoint.remote)}", *wrong)
     if is_address(checkpoint.resume):

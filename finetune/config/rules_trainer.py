@@ -39,7 +39,7 @@ def check_trainer(case: Case, batch: Batch) -> None:
             "Leave one of them out.",
         )
     if trainer.use_liger_kernel and installed("liger-kernel") is None:
-        case.refuse(
+        case.lack(
             "trainer.use_liger_kernel=true", "liger-kernel is not installed", "pip install liger-kernel"
         )
 
@@ -100,7 +100,7 @@ def check_sources(case: Case) -> None:
                 )
             named = Path(source.path).expanduser()
             if source.path.startswith(("/", "~")) and not set("*?[") & {*source.path} and not named.exists():
-                case.refuse(f"{key}.path={source.path}", "there is no such file or folder")
+                case.lack(f"{key}.path={source.path}", "there is no such file or folder")
             if source.format is not None and not OWN_FORMAT.fullmatch(source.format):
                 _format(case, f"{key}.format={source.format}", source.format)
             elif source.format is not None and ":" in source.format and source.columns:
@@ -138,7 +138,7 @@ def check_tracking(case: Case) -> None:
     packages = TRACKER_PACKAGES.get(tracker, ())
     if packages and not any(installed(p) is not None for p in packages):
         why = f"needs the package {packages[0]}, which is not installed"
-        case.refuse(f"tracking={tracker.value}", why, f"Install it: pip install {packages[0]}")
+        case.lack(f"tracking={tracker.value}", why, f"Install it: pip install {packages[0]}")
     if tracker is Tracker.trackio:
         return
     for key in ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"):
@@ -154,11 +154,9 @@ def _optimizer(case: Case, batch: Batch) -> None:
     package = optimizer_package(optim)
     missing = bitsandbytes_problem() if package == "bitsandbytes" else None
     if missing is not None:
-        case.refuse(
-            where, missing, "Install it: pip install 'bitsandbytes>=0.46.1'; or use adamw_torch_fused."
-        )
+        case.lack(where, missing, "Install it: pip install 'bitsandbytes>=0.46.1'; or use adamw_torch_fused.")
     elif package is not None and installed(package) is None:
-        case.refuse(where, f"needs {package}, which is not installed", f"Install it: pip install {package}")
+        case.lack(where, f"needs {package}, which is not installed", f"Install it: pip install {package}")
     if package == "bitsandbytes" and case.strategy in FSDP:
         case.refuse(
             f"{where} with distributed={case.strategy.value}",

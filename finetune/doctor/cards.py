@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from finetune.doctor.check import FAIL, PASS, WARN, Check
-from finetune.doctor.sizes import GIB, memory_text
+from finetune.doctor.sizes import GB, gb_text
 from finetune.hardware.links import matrix_lines, verdict
 from finetune.hardware.probe import why_unusable
 from finetune.hardware.smi import THROTTLES, Process, SmiCard
@@ -15,7 +15,7 @@ from finetune.hardware.survey import MachineReport, numbers_differ
 OLDEST_CUDA, WHEELS_CUDA = 12, 13
 """No torch that this package takes is built for less, and the newest ones ask for more unless told."""
 CHANGE = "Change the machine, and tell the provider."
-UNSEEN_BYTES = GIB
+UNSEEN_BYTES = GB
 """Memory in use without a process that would be visible: more than driver and firmware take, or a desktop."""
 
 
@@ -59,8 +59,11 @@ TROUBLES = (
 UNKNOWN_TROUBLE = Trouble("", "nvidia-smi fails", f"Restart the machine; if it stays so: {CHANGE}")
 
 
-def card_checks(report: MachineReport) -> list[Check]:
-    """Everything about driver and cards; one line alone where there is nothing to look at."""
+def card_checks(report: MachineReport, links: Check | None = None) -> list[Check]:
+    """Everything about driver and cards; one line alone where there is nothing to look at.
+
+    `links`: judged already by what a run sends over them.
+    """
     if report.smi.trouble or not report.smi.cards:
         return [_no_cards(report)]
     if report.unmapped and not report.cards:
@@ -72,8 +75,8 @@ def card_checks(report: MachineReport) -> list[Check]:
         detail = f"CUDA_VISIBLE_DEVICES={report.visible} hides all {len(report.smi.cards)} cards"
         return [Check("GPUs", WARN, detail, "unset CUDA_VISIBLE_DEVICES"), _driver(report)]
     looked_at = [_gpus(report), _same_kind(report), _driver(report), _memory(report), _mig(report)]
-    looked_at += [_errors(report), _throttling(report), _pcie(report), _links(report), _fabric(report)]
-    return [*looked_at, _compute_mode(report)]
+    looked_at += [_errors(report), _throttling(report), _pcie(report), links or _links(report)]
+    return [*looked_at, _fabric(report), _compute_mode(report)]
 
 
 def _no_cards(report: MachineReport) -> Check:
@@ -101,7 +104,7 @@ def _gpus(report: MachineReport) -> Check:
     names = ", ".join(f"{_many(cards, name)}x {name}" for name in dict.fromkeys(card.name for card in cards))
     free = [card.free_bytes for card in cards if card.free_bytes is not None and not card.mig]
     least = "at least " if len(set(free)) > 1 else ""
-    room = f", {least}{memory_text(min(free))} free of each" if len(free) == len(cards) else ""
+    room = f", {least}{gb_text(min(free))} free of each" if len(free) == len(cards) else ""
     hidden = f" (CUDA_VISIBLE_DEVICES={report.visible} leaves {len(cards)} of {there})"
     detail = f"{names}{room}{hidden if len(cards) < there else ''}"
     broken = [(card.index, ", ".join(card.faults)) for card in cards if card.faults]
@@ -179,7 +182,8 @@ def _memory(report: MachineReport) -> Check:
     ]
     if not told:
         divided = "; that of a card's slices is told by MIG" if any(card.mig for card in report.cards) else ""
-        return Check("memory", PASS, f"how much is free is not told{divided}")
+        # of slices there is nothing to be told here; else it could be, and was not
+        return Check("memory", PASS if divided else WARN, f"how much is free is not told{divided}")
     short = [card for card in told if 2 * (card.free_bytes or 0) < (card.total_bytes or 0)]
     taken = [line for card in told for line in _holders(card)]
     if not taken and not short:
@@ -368,7 +372,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _size(value: int | None) -> str:
-    return "memory that is not told" if value is None else memory_text(value)
+    return "memory that is not told" if value is None else gb_text(value)
 
 
 def _room(card: SmiCard) -> str:

@@ -1,4 +1,4 @@
-"""A checklist as a terminal shows it, and as JSON."""
+"""A checklist as a terminal shows it, line by line, and as JSON."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ def is_ok(checks: Sequence[Check]) -> bool:
     return all(check.status != FAIL for check in checks)
 
 
-def checklist(checks: Sequence[Check], columns: int, *, colour: bool) -> str:
-    """Numbered lines with reason and fix, the count, and the verdict."""
-    lines = [
-        line for number, check in enumerate(checks, 1) for line in _lines(number, check, columns, colour)
-    ]
-    return "\n".join([*lines, "", *_filled("", _verdict(checks), columns)])
+def check_text(number: int, check: Check, columns: int, *, colour: bool) -> str:
+    """One check with its number, its reason and what to do."""
+    return "\n".join(_lines(number, check, columns, colour))
+
+
+def verdict_text(checks: Sequence[Check], columns: int) -> str:
+    """The count, and what it comes to."""
+    return "\n".join(["", *_filled("", _verdict(checks), columns)])
 
 
 def record(checks: Sequence[Check], report: MachineReport) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from finetune.config.saved import load_config
 from finetune.config.strategy import TRAITS, Engine
 from finetune.distributed.output import print_into
 from finetune.distributed.parent import end_with_parent
-from finetune.doctor.sizes import MIB, memory_text
+from finetune.doctor.sizes import MIB, gib_text
 from finetune.doctor.trials import Trial, try_software
 from finetune.errors import FinetuneError
 from finetune.paths import RunDir, write_whole
@@ -43,8 +43,8 @@ MOST_TAKEN = 0.25
 WARM_UPS, ROUNDS = 3, 10
 SLOW_SECONDS = 1.0
 """A round that takes longer is the measurement: more of them, and larger ones, would take minutes."""
-EXACT = 256
-"""Up to here bfloat16 has every whole number."""
+AT_ONCE = 56
+"""So many ranks send 252 in all; bfloat16 has every whole number up to 256."""
 LOADING, JOINING, FIRST_EXCHANGE = "loading libraries", "joining the others", "the first exchange"
 
 
@@ -106,13 +106,14 @@ def bus_bytes_s(exchange: Exchange, processes: int) -> float:
     return exchange.size_bytes / exchange.seconds * (2 * share if exchange.name == "all-reduce" else share)
 
 
-def sum_of_all(processes: int) -> tuple[int, float]:
-    """What the numbers that the ranks send come to (1 to 8, by rank), and how far off bfloat16 may be.
+def turns(processes: int) -> range:
+    """So few ranks send at once that bfloat16 has every sum on the way exactly; then the next ones do."""
+    return range(-(-processes // AT_ONCE))
 
-    Exact for up to 56 processes: one rank left out is seen then, whichever it is.
-    """
-    total = sum(_sent_by(rank) for rank in range(processes))
-    return total, 0.0 if total <= EXACT else 0.01 * total
+
+def sent_by(rank: int, turn: int) -> int:
+    """1 to 8 in the turn of a rank: its being left out, or counted twice, is seen. Nothing in the others."""
+    return rank % 8 + 1 if rank // AT_ONCE == turn else 0
 
 
 class Progress:
@@ -196,9 +197,9 @@ def _exchanges(world: World, device: str, progress: Progress) -> list[Exchange]:
         part = torch.empty(size // 2 // world.size, dtype=torch.bfloat16, device=device)
         whole = torch.empty(len(part) * world.size, dtype=torch.bfloat16, device=device)
         for name, work, right in _collectives(world, whole, part):
-            progress.enter(f"{name} of {memory_text(size)}")
+            progress.enter(f"{name} of {gib_text(size)}")
             correct = right()
-            progress.enter(f"{name} of {memory_text(size)}, timed")
+            progress.enter(f"{name} of {gib_text(size)}, timed")
             seconds, rounds = seconds_of(work, device, partial(_of_all, device, "MAX"))
             done.append(Exchange(name, 2 * len(whole), seconds, rounds, correct))
     return done
@@ -235,12 +236,14 @@ def _collectives(
     gather = partial(dist.all_gather_into_tensor, whole, part)
     scatter = partial(dist.reduce_scatter_tensor, part, whole)
 
-    total, near = sum_of_all(world.size)
-
     def is_sum(work: Callable[[], object], result: torch.Tensor) -> bool:
-        whole.fill_(_sent_by(world.rank))
-        work()
-        return all(abs(float(extreme) - total) <= near for extreme in result.aminmax())
+        right = True
+        for turn in turns(world.size):  # all of them, whatever comes: the others wait in each
+            whole.fill_(sent_by(world.rank, turn))
+            work()
+            total = sum(sent_by(rank, turn) for rank in range(world.size))
+            right = all(float(extreme) == total for extreme in result.aminmax()) and right
+        return right
 
     def is_gathered() -> bool:
         part.fill_(world.rank % 100)
@@ -253,10 +256,6 @@ def _collectives(
         ("all-gather", gather, is_gathered),
         ("reduce-scatter", scatter, partial(is_sum, scatter, part)),
     ]
-
-
-def _sent_by(rank: int) -> int:
-    return rank % 8 + 1
 
 
 def seconds_of(

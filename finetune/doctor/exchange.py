@@ -8,7 +8,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,14 +34,19 @@ LOADING_SECONDS = 30.0
 """How much longer than for anything else they may take to load their libraries."""
 
 
-def collective_checks(run: CheckedRun, timeout_seconds: float = 60) -> list[Check]:
+def collective_checks(run: CheckedRun, timeout_seconds: float = 60) -> Iterator[Check]:
     """Start what the run would start, with a test in place of training; no process and no file is left.
 
     They hang when none of them has come any further for the time that is given.
     """
     port = port_check(run.config.launch)
-    if port is not None and port.status == FAIL:
-        return [port]
+    if port is not None:
+        yield port
+    if port is None or port.status != FAIL:
+        yield from _tried(run, timeout_seconds)
+
+
+def _tried(run: CheckedRun, timeout_seconds: float) -> list[Check]:
     folder, begun = RunDir(Path(tempfile.mkdtemp(prefix="finetune-doctor-"))), time.monotonic()
     try:
         folder.logs.mkdir()
@@ -58,17 +63,15 @@ def collective_checks(run: CheckedRun, timeout_seconds: float = 60) -> list[Chec
                 stopped = frozenset(s.rank for s in standings.values() if _is_stopped(s.pid))
                 waited = f"after {time.monotonic() - begun:.0f} s"
                 why, fix = told_hang(standings, ranks, stopped, waited, launch)
-                checks = [Check("exchange", FAIL, with_words(why, words), fix)]
-            elif workers.received:
+                return [Check("exchange", FAIL, with_words(why, words), fix)]
+            if workers.received:
                 raise SystemExit(ended.exit_code)
-            elif ended.exit_code != 0:
-                checks = [crash_check(ended, standings, words)]
-            else:
-                machine = None if isinstance(run.plan, str) else run.plan.machine
-                checks = result_checks([_read_result(folder.path, rank) for rank in ranks], machine)
+            if ended.exit_code != 0:
+                return [crash_check(ended, standings, words)]
+            machine = None if isinstance(run.plan, str) else run.plan.machine
+            return result_checks([_read_result(folder.path, rank) for rank in ranks], machine)
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)
-    return [*([port] if port is not None else []), *checks]
 
 
 def port_check(launch: LaunchConfig) -> Check | None:

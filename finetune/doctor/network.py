@@ -79,14 +79,14 @@ def _from_the_hub(config: RunConfig, *, reached: bool) -> list[str]:
     away = (
         hub.ID.fullmatch(model)
         and not Path(model).expanduser().exists()
-        and not _weights_are_here(config.model)
+        and not weights_are_here(config.model)
     )
-    sources = [source for source in (*config.data.train, *config.data.eval) if _name_of(source)]
-    rows = [_name_of(source) for source in sources if reached or not _rows_are_here(source)]
+    sources = [source for source in (*config.data.train, *config.data.eval) if name_on_the_hub(source)]
+    rows = [name_on_the_hub(source) for source in sources if reached or not _rows_are_here(source)]
     return [*([model] if away else []), *dict.fromkeys(rows)]
 
 
-def _weights_are_here(model: ModelConfig) -> bool:
+def weights_are_here(model: ModelConfig) -> bool:
     """Whether the hub's cache has all that a run loads, not the config alone."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -104,13 +104,19 @@ def _weights_are_here(model: ModelConfig) -> bool:
     return (folder / "config.json").exists() and any(folder.glob("*.safetensors"))
 
 
-def _name_of(source: SourceConfig) -> str:
+def name_on_the_hub(source: SourceConfig) -> str:
     """`datasets/owner/name` of a source that lies on the hub; empty: it does not."""
     address = ON_THE_HUB.match(source.path)
     if address:
         return address[1]
-    on_the_hub = hub.ID.fullmatch(source.path) and not Path(source.path).expanduser().exists()
-    return f"datasets/{source.path}" if on_the_hub else ""
+    if "://" in source.path:
+        return ""
+    from finetune.data.source import source_files
+
+    try:
+        return "" if source_files(source) is not None else f"datasets/{source.path}"
+    except UserError:  # of files that are not as they are to be
+        return ""
 
 
 def _rows_are_here(source: SourceConfig) -> bool:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from finetune.doctor.cards import card_checks
 from finetune.doctor.check import Check
-from finetune.doctor.host import host_checks
+from finetune.doctor.host import host_checks, shared_memory_check
 from finetune.errors import UserError
 from finetune.hardware.survey import MachineReport, probe_machine
 
 DEFAULT_FOLDER = "runs"
 
 
-def quick_checks(overrides: list[str]) -> tuple[list[Check], MachineReport]:
+def quick_checks(overrides: list[str]) -> tuple[MachineReport, Iterator[Check]]:
     """Look at the machine alone.
 
     Raises:
         UserError: a key other than `output_dir`.
     """
     report = probe_machine(_folder(overrides))
-    return [*card_checks(report), *host_checks(report)], report
+    return report, iter([*card_checks(report), *host_checks(report), shared_memory_check(report)])
 
 
 def _folder(overrides: list[str]) -> Path:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from finetune.config.schema import Method, RunConfig
 from finetune.config.strategy import TRAITS
 from finetune.doctor.cards import matrix_text
 from finetune.doctor.check import FAIL, PASS, WARN, Check
-from finetune.doctor.sizes import GB, gb_text, memory_text
+from finetune.doctor.sizes import GB, gb_text
 from finetune.errors import DoesNotFit
 from finetune.hardware.links import verdict
 from finetune.hardware.machine import LINKS, Machine
 from finetune.hardware.survey import MachineReport
+from finetune.planner.option import Option
 from finetune.planner.plan import Plan
 from finetune.planner.traffic import ACHIEVED, STAGED
 from finetune.training.room import checkpoints_at_once
@@ -69,7 +71,7 @@ def _plan_check(run: CheckedRun) -> Check:
     whole = run.plan.machine.usable_bytes if run.plan.machine.gpu is not None else run.plan.machine.host_bytes
     where = "a card" if run.plan.machine.gpu is not None else "RAM"
     status = PASS if run.plan.fits else WARN
-    return Check("plan", status, f"{shape}: up to {memory_text(held)} of {memory_text(whole)} of {where}")
+    return Check("plan", status, f"{shape}: up to {gb_text(held)} of {gb_text(whole)} of {where}")
 
 
 def _room_check(config: RunConfig, plan: Plan, report: MachineReport) -> Check:
@@ -80,15 +82,23 @@ def _room_check(config: RunConfig, plan: Plan, report: MachineReport) -> Check:
     told = f"{count} checkpoints of {gb_text(option.outside.checkpoint)} and the model"
     detail = f"{told}: {gb_text(needed)} of {gb_text(disk.free_bytes)} free in {disk.nearest}"
     if needed > disk.free_bytes:
-        fix = "Free space, set output_dir to a larger disk, or keep fewer: checkpoint.keep=1."
-        return Check("room", FAIL, detail, fix)
+        return Check(
+            "room", FAIL, detail, _more_room(config.checkpoint.keep, needed - disk.free_bytes, option)
+        )
     return Check("room", PASS, detail)
+
+
+def _more_room(keep: int, lacking: float, option: Option) -> str:
+    """What to do about it; to keep fewer checkpoints only where that is enough."""
+    fewer = keep - math.ceil(lacking / option.outside.checkpoint) if option.outside.checkpoint else 0
+    ways = "Free space, or set output_dir to a larger disk"
+    return f"{ways}; or keep fewer: checkpoint.keep={fewer}." if fewer >= 1 else f"{ways}."
 
 
 def _save_time_check(plan: Plan, report: MachineReport) -> Check:
     speed, size = report.host.disk.write_bytes_s, plan.chosen.outside.checkpoint
     if not speed:
-        return Check("save time", PASS, "not known: the disk was not measured")
+        return Check("save time", WARN, "not known: the disk was not measured")
     seconds = size / speed
     detail = f"a checkpoint of {gb_text(size)} is written in {seconds:,.1f} s, beside training"
     if seconds > LONG_SAVE_SECONDS:

@@ -1,11 +1,11 @@
-"""How is a size told? Memory in GiB, as nvidia-smi counts it; disks and traffic in GB, as they are sold."""
+"""How is a size told? In GB of 10^9 bytes; what is exchanged in GiB, in which it is counted out."""
 
 from __future__ import annotations
 
 MIB, GIB, GB = 2**20, 2**30, 10**9
 
 
-def memory_text(size_bytes: float) -> str:
+def gib_text(size_bytes: float) -> str:
     """`64 MiB`, `39.5 GiB`, `1 GiB`."""
     mib = round(size_bytes / MIB)
     return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:,.1f}".removesuffix(".0") + " GiB"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from finetune.doctor.check import FAIL, PASS, WARN, Check
 from finetune.doctor.collective import WARM_UPS, Exchange, RankResult, bus_bytes_s
-from finetune.doctor.sizes import GB, memory_text
+from finetune.doctor.sizes import GB, gib_text
 from finetune.hardware.machine import UNKNOWN, Machine
 
 SLOW, BROKEN = 0.5, 0.1
@@ -65,13 +65,15 @@ def exchange_checks(results: Sequence[RankResult], machine: Machine | None) -> l
     if wrong:
         names = [e.name for e in wrong[0].exchanges if not e.right]
         why = f"{_who(wrong)}: {', '.join(dict.fromkeys(names))} came to wrong numbers over {first.library}"
-        return [Check("exchange", FAIL, why, "Try NCCL_P2P_DISABLE=1 (cards); else change the machine.")]
+        on_cpu = first.to_device_bytes_s is None
+        way = "Run doctor again" if on_cpu else "Try NCCL_P2P_DISABLE=1"
+        return [Check("exchange", FAIL, why, f"{way}; if they stay wrong: change the machine.")]
     slowest = [_slowest(results, number) for number in range(len(first.exchanges))]
     largest = max(exchange.size_bytes for exchange in slowest)
     speeds = {e.name: bus_bytes_s(e, first.num_processes) for e in slowest if e.size_bytes == largest}
     reduce = next(e for e in slowest if (e.name, e.size_bytes) == ("all-reduce", largest))
     told = ", ".join(f"{name} {speed / GB:.3g}" for name, speed in speeds.items())
-    rate = f"{1 / reduce.seconds:.3g} all-reduces of {memory_text(largest)} bf16 a second"
+    rate = f"{1 / reduce.seconds:.3g} all-reduces of {gib_text(largest)} bf16 a second"
     counted = f"{WARM_UPS} warm-ups, mean of {reduce.rounds}"
     if reduce.rounds == 1:
         counted = f"one round, of {reduce.seconds:.1f} s; larger ones were not tried"
@@ -80,7 +82,7 @@ def exchange_checks(results: Sequence[RankResult], machine: Machine | None) -> l
     if machine is None:
         return [Check("exchange", PASS, f"{detail}; what the link can give is not known"), *checks]
     if machine.gpu is None:
-        small = f"{memory_text(largest)}, not 1 GiB, and not judged: processes on a CPU share its memory"
+        small = f"{gib_text(largest)}, not 1 GiB, and not judged: processes on a CPU share its memory"
         return [Check("exchange", PASS, f"{detail} ({small})"), *checks]
     can, link = expected(machine)
     status, detail = _judged(min(speeds.values()), can, link, detail)
@@ -124,7 +126,7 @@ def _smaller(slowest: Sequence[Exchange], largest: int, processes: int) -> str:
     for e in slowest:
         if e.size_bytes < largest:
             speed = f"{bus_bytes_s(e, processes) / GB:.3g} GB/s"
-            parts.append(f"{e.name} of {memory_text(e.size_bytes)} {e.seconds * 1e3:.3g} ms ({speed})")
+            parts.append(f"{e.name} of {gib_text(e.size_bytes)} {e.seconds * 1e3:.3g} ms ({speed})")
     return ", ".join(parts) or "none smaller than that was timed"
 
 

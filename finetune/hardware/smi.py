@@ -180,12 +180,18 @@ def ask(*words: str) -> Answer:
     try:
         out, err = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=1)
         return Answer(None)
+    finally:  # also behind a signal: its session is its own, and nobody else would end it
+        if process.returncode is None:
+            _end(process)
     return Answer(process.returncode, out, err)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
 
 
 def _with_uuids(cards: tuple[SmiCard, ...], listed: str) -> tuple[SmiCard, ...]:

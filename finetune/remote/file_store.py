@@ -84,8 +84,10 @@ class FileStore:
 
     def may_write(self) -> None:
         with words(), probe_file() as (name, file):
-            self.put({name: file}, done=lambda name: None)
-            self.system.rm_file(self._path(name))
+            local = isinstance(self.system, LocalFileSystem)
+            there = FileStore(str(_where_it_is_made(Path(self.root)))) if local else self
+            there.put({name: file}, done=lambda name: None)
+            there.system.rm_file(there._path(name))
 
     def _path(self, name: str) -> str:
         return f"{self.root.rstrip('/')}/{name}" if name else self.root
@@ -123,6 +125,15 @@ class FileStore:
                 if theirs.read(len(block)) != block:
                     return False
         return True
+
+
+def _where_it_is_made(folder: Path) -> Path:
+    """The folder, or the one above: without that a volume is not mounted, and a folder would stand for it."""
+    if folder.exists():
+        return folder
+    if folder.parent.is_dir():
+        return folder.parent
+    raise StoreError(f"there is no folder {folder.parent}: is the volume mounted?")
 
 
 def _part_bytes(file: Path) -> int:

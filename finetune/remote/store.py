@@ -22,10 +22,12 @@ CREDENTIALS = (
 )
 MISSING = "Make it first (a bucket is never made here), or correct the address."
 PUBLIC = "Make it private in its settings, or name another one: a new one is made private."
+UNMOUNTED = "Mount the volume, or make the folder above it first, or correct the path."
 NETWORK = "Check the network of this machine, and the address (AWS_ENDPOINT_URL for an S3 of your own)."
 
 SIGNS = {
     PUBLIC: ("is public",),
+    UNMOUNTED: ("is the volume mounted",),
     CREDENTIALS: (
         *("credential", "accessdenied", "access denied", "invalidaccesskeyid", "access key", "signature"),
         *("permission", "forbidden", "unauthorized", "token"),
@@ -78,7 +80,7 @@ class Store(Protocol):
         ...
 
     def may_write(self) -> None:
-        """Find out whether files may be put here, and leave nothing behind."""
+        """Find out whether files may be put here, and leave nothing behind: no folder either."""
         ...
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from finetune.config.case import Lack
 from finetune.config.schema import CheckpointConfig
-from finetune.errors import refuse
+from finetune.errors import Refusal, refuse
 from finetune.paths import RunDir
 from finetune.remote.address import whole_address
 from finetune.remote.store import Store, StoreError, open_store, try_out
@@ -41,9 +42,7 @@ def refuse_silent_store(checkpoint: CheckpointConfig, subject: str) -> None:
     try:
         try_out(checkpoint.remote)
     except StoreError as error:
-        raise refuse(
-            f"checkpoint.remote={checkpoint.remote}", str(error), error.fix, subject=subject
-        ) from None
+        raise _out_of_reach(checkpoint, error, subject) from None
 
 
 def refuse_taken_name(checkpoint: CheckpointConfig, run_name: str, subject: str) -> None:
@@ -53,14 +52,16 @@ def refuse_taken_name(checkpoint: CheckpointConfig, run_name: str, subject: str)
     try:
         there = open_store(checkpoint.remote).files(run_name)
     except StoreError as error:
-        raise refuse(
-            f"checkpoint.remote={checkpoint.remote}", str(error), error.fix, subject=subject
-        ) from None
+        raise _out_of_reach(checkpoint, error, subject) from None
     if there:
         where = f"{whole_address(checkpoint.remote)}/{run_name}"
         why = f"{where} is there already, and a run never writes into another one's folder"
         fix = f"Choose another run_name, or go on with that run: checkpoint.resume=auto run_name={run_name}."
         raise refuse(f"run_name={run_name}", why, fix, subject=subject)
+
+
+def _out_of_reach(checkpoint: CheckpointConfig, error: StoreError, subject: str) -> Refusal:
+    return Refusal([Lack(f"checkpoint.remote={checkpoint.remote}", str(error), error.fix)], subject)
 
 
 def upload_seconds(run_dir: RunDir) -> float:

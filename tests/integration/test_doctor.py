@@ -36,13 +36,19 @@ def doctor(*words: str, at: Path, before: str = "", **env: str) -> tuple[int, di
 
 @pytest.mark.slow
 def test_a_machine_without_cards_is_all_right_for_a_small_model(tmp_path: Path) -> None:
-    code, checks = doctor("recipe=tiny_lora", "launch.num_processes=2", "distributed=zero2", at=tmp_path)
+    words = ("launch.num_processes=2", "distributed=zero2", "checkpoint.remote=store", "run_name=new")
+    code, checks = doctor("recipe=tiny_lora", *words, at=tmp_path)
     assert code == 0, [check for check in checks.values() if check["status"] == "fail"]
     assert checks["versions"]["status"] == "pass"
     assert "zero2 on 2 processes" in checks["plan"]["detail"]
     assert "nothing has to be fetched" in checks["hub"]["detail"]
     assert "GB/s" in checks["exchange"]["detail"]
-    assert list(tmp_path.iterdir()) == []
+    assert checks["remote"]["detail"] == f"{tmp_path / 'store'} is reached and can be written"
+    assert checks["run name"]["detail"] == f"{tmp_path / 'runs' / 'new'} is free"
+    assert checks["model"]["status"] == "pass"
+    assert "the first 100 rows can be converted and encoded" in checks["data"]["detail"]
+    assert "GiB" not in " ".join(check["detail"] for name, check in checks.items() if "exchange" not in name)
+    assert list(tmp_path.iterdir()) == []  # neither a store nor anything else
 
 
 def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
@@ -63,16 +69,16 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
             *("recipe=tiny_lora", "distributed=zero2", "launch.num_processes=2"),
             f"launch.main_process_port={port}",
             at=tmp_path,
-            before="ulimit -n 256",
+            before="ulimit -n 128",
             PATH=str(tools),
             PYTHONPATH=f"{other.parent}:{search}",
         )
     assert code == 3
     wrong = {name: check["detail"] for name, check in checks.items() if check["status"] == "fail"}
-    assert set(wrong) == {"port", "recipe", "open files", "versions"}
+    assert set(wrong) == {"port", "recipe", "versions"}
     assert str(port) in wrong["port"]
     assert "compiles an operation with g++, which is not here" in wrong["recipe"]
-    assert "256" in wrong["open files"]
+    assert "128" in checks["open files"]["detail"]
     assert "transformers 4.0.0 (tested: 5.24" in wrong["versions"]
     assert "exchange" not in checks
 
@@ -207,3 +213,14 @@ def test_wrong_words_end_with_2(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "Did you mean trainer.learning_rate?" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_store_whose_volume_is_not_mounted_fails_and_is_not_made(tmp_path: Path) -> None:
+    lost = tmp_path / "mnt" / "typo"
+    code, checks = doctor("recipe=tiny_lora", f"checkpoint.remote={lost}", at=tmp_path)
+    assert code == 3
+    assert checks["remote"]["status"] == "fail"
+    assert f"there is no folder {lost.parent}: is the volume mounted?" in checks["remote"]["detail"]
+    assert "Mount the volume" in checks["remote"]["fix"]
+    assert list(tmp_path.iterdir()) == []

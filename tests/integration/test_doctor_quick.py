@@ -23,7 +23,7 @@ from finetune.doctor.cards import card_checks
 from finetune.doctor.host import host_checks, shared_memory_check
 from finetune.hardware.provider import PROVIDERS
 from finetune.hardware.survey import probe_machine
-from tests.front_door import REPOSITORY, environment, finetune
+from tests.front_door import REPOSITORY, environment, finetune, wait_for
 
 MACHINES = REPOSITORY / "tests" / "machines"
 BARE = (sys.executable, "-S", "-m", "finetune", "doctor", "--quick")
@@ -212,7 +212,7 @@ def test_the_shared_memory_of_a_plain_container(machine: str, status: str, tmp_p
     small = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
     told = in_namespace("-rm", prepare=small, at=tmp_path, PATH=with_smi(tmp_path, machine))
     check = told.check("/dev/shm")
-    assert (check["status"], "64 MiB" in check["detail"]) == (status, True)
+    assert (check["status"], "(64 MiB)" in check["detail"]) == (status, True)
     assert "--shm-size" in check["fix"]
     assert status != "fail" or told.code == 3
     assert "docker's own default" in check["detail"]
@@ -229,7 +229,7 @@ def test_a_measured_exchange_outweighs_little_shared_memory(
     small = replace(report, host=replace(report.host, shared_memory_bytes=64 * 2**20))
     forecast, measured = shared_memory_check(small), shared_memory_check(small, exchanged=True)
     assert (forecast.status, measured.status) == ("fail", "warn")
-    assert "64 MiB, docker's own default" in measured.detail
+    assert "docker's own default (64 MiB)" in measured.detail
     assert "--shm-size" in measured.fix
 
 
@@ -250,8 +250,8 @@ def test_cards_of_two_kinds_are_named_by_uuid_unless_cuda_counts_them_by_bus(tmp
 def test_a_slice_is_found_on_its_own_card_with_its_own_memory(tmp_path: Path) -> None:
     path = with_smi(tmp_path, "a100_mig")
     told = doctor(at=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="MIG-b0a7c1f4-5d0b-5c25-8a8e-5a2f7a0f3f77")
-    assert "CUDA_VISIBLE_DEVICES names one of 19.5 GiB of GPU 0" in told.check("MIG")["detail"]
-    assert "80 GiB" not in told.check("RAM")["detail"]
+    assert "CUDA_VISIBLE_DEVICES names one of 20.9 GB of GPU 0" in told.check("MIG")["detail"]
+    assert "85.9 GB" not in told.check("RAM")["detail"]
     unknown = doctor(at=tmp_path, PATH=path, CUDA_VISIBLE_DEVICES="MIG-11111111-5d0b-5c25-8a8e-5a2f7a0f3f77")
     assert unknown.check("GPUs")["status"] == "warn"
     assert "of which card this is a slice nvidia-smi does not tell" in unknown.check("GPUs")["detail"]
@@ -276,18 +276,20 @@ def test_a_disk_that_is_too_small_or_full(tmp_path: Path) -> None:
     runs.mkdir()
     small = f"mount -t tmpfs -o size=16m tmpfs {runs}"
     told = in_namespace("-rm", prepare=small, at=tmp_path)
-    assert (told.code, told.check("disk")["status"]) == (3, "fail")
-    assert "no run fits" in told.check("disk")["detail"]
+    assert told.check("disk")["status"] == "warn"  # the smallest run fits
     assert told.check("run folder")["status"] == "warn"
     assert "is in RAM" in told.check("run folder")["detail"]
     full = f"{small}\ndd if=/dev/zero of={runs}/filler bs=1M count=20 2>/dev/null || true"
     told = in_namespace("-rm", prepare=full, at=tmp_path)
-    assert told.check("disk")["status"] == "fail"
+    assert (told.code, told.check("disk")["status"]) == (3, "fail")
     assert "0.0 MB free" in told.check("disk")["detail"]
+    assert told.check("disk")["fix"].startswith("Free space")
+    assert told.check("disk speed")["status"] == "warn"  # it was not measured
     locked = f"{small}\nmount -o remount,ro {runs}"
     told = in_namespace("-rm", prepare=locked, at=tmp_path)
     assert "Read-only file system" in told.check("disk")["detail"]
-    assert told.check("disk speed")["detail"] == "not measured: nothing can be written"
+    assert told.check("disk")["fix"] == "Set output_dir to a folder that can be written."
+    assert "disk speed" not in [check["name"] for check in told.answer["checks"]]
 
 
 def test_a_disk_that_takes_no_more_files_or_is_short(tmp_path: Path) -> None:
@@ -318,7 +320,7 @@ def test_a_host_that_is_small_beside_its_cards(tmp_path: Path) -> None:
     assert (bare.check("RAM")["status"], "top -o %MEM" in bare.check("RAM")["fix"]) == ("warn", True)
     assert (bare.check("CPU cores")["status"], bare.check("/dev/shm")["status"]) == ("pass", "pass")
     told = in_namespace("-rm", prepare=small, at=tmp_path, PATH=with_smi(tmp_path, "4x_rtx4090"))
-    assert (told.check("RAM")["status"], "the cards have 96 GiB" in told.check("RAM")["detail"]) == (
+    assert (told.check("RAM")["status"], "the cards have 103.0 GB" in told.check("RAM")["detail"]) == (
         "warn",
         True,
     )
@@ -368,14 +370,14 @@ def test_what_cannot_be_staged_here(case: str, tmp_path: Path) -> None:
     assert (check.status, words in check.detail) == (status, True), check
 
 
-@pytest.mark.parametrize(("speed", "status"), [(50e6, "warn"), (500e6, "pass"), (None, "pass")])
+@pytest.mark.parametrize(("speed", "status"), [(50e6, "warn"), (500e6, "pass"), (None, "warn")])
 def test_a_slow_disk_is_told_in_minutes(speed: float | None, status: str, tmp_path: Path) -> None:
     report = probe_machine(tmp_path)
     disk = replace(report.host.disk, write_bytes_s=speed)
     checks = host_checks(replace(report, host=replace(report.host, disk=disk)))
     check = next(check for check in checks if check.name == "disk speed")
     assert check.status == status
-    assert (status == "warn") is ("100 GB of checkpoints take 33 minutes" in check.detail)
+    assert (speed == 50e6) is ("100 GB of checkpoints take 33 minutes" in check.detail)
 
 
 @pytest.mark.parametrize(
@@ -397,16 +399,36 @@ def test_a_torch_that_is_there_is_held_against_the_driver(
     assert (check.status, words in check.detail) == (status, True), check
 
 
+def test_an_interruption_leaves_no_nvidia_smi_that_hangs(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!/bin/sh\necho $$ >{tmp_path}/begun\nmv {tmp_path}/begun {tmp_path}/pid\nexec sleep 600\n"
+    )
+    program.chmod(0o755)
+    env = environment(PATH=f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(BARE, cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True) as process:
+        wait_for("nvidia-smi", (tmp_path / "pid").exists)
+        group = int((tmp_path / "pid").read_text())
+        process.terminate()
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (143, "")
+    assert "interrupted" in err
+    with pytest.raises(ProcessLookupError):
+        os.killpg(group, 0)
+
+
 def test_it_needs_no_network(tmp_path: Path) -> None:
     told = in_namespace("-rn", prepare=":", at=tmp_path)
     assert told.check("clock")["status"] == "pass"
 
 
-@pytest.mark.parametrize(("limit", "status"), [(256, "fail"), (2048, "warn")])
-def test_few_open_files(limit: int, status: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("limit", "words"), [(200, "loader processes"), (2048, "little for several")])
+def test_few_open_files(limit: int, words: str, tmp_path: Path) -> None:
     told = doctor(at=tmp_path, command=("sh", "-c", f'ulimit -S -n {limit}; exec "$@"', "sh", *BARE))
     check = told.check("open files")
-    assert check["status"] == status
+    assert (check["status"], words in check["detail"]) == ("warn", True)
     assert f"{limit:,}" in check["detail"]
     assert check["fix"].startswith("ulimit -n ")
     hard = doctor(at=tmp_path, command=("sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *BARE))
@@ -499,8 +521,9 @@ def test_clouds_are_known_by_the_name_of_their_machines(tmp_path: Path) -> None:
 
 
 def test_colour_is_for_a_terminal_that_wants_it(tmp_path: Path) -> None:
-    assert "\x1b[32mpass\x1b[0m  CPU cores" in on_terminal(tmp_path)
+    assert "\x1b[32mpass\x1b[0m  CPU cores" in on_terminal(tmp_path, TERM="xterm")
     assert "\x1b" not in on_terminal(tmp_path, NO_COLOR="1")
+    assert "\x1b" not in on_terminal(tmp_path, TERM="dumb")
 
 
 def on_terminal(at: Path, **env: str) -> str:

@@ -7,9 +7,11 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -23,7 +25,7 @@ from finetune.doctor.checklist import NAME
 from finetune.doctor.collective import LOADING
 from finetune.doctor.exchange import collective_checks
 from finetune.training.start import CheckedRun, check_run
-from tests.front_door import assert_all_gone, wait_for
+from tests.front_door import assert_all_gone, environment, wait_for
 
 TWO = ("launch.device=cpu", "launch.num_processes=2")
 
@@ -80,6 +82,22 @@ def test_a_rank_that_hangs_is_named_with_the_exchange_that_the_others_wait_in(sc
     assert not psutil.pid_exists(pids[0])
 
 
+def test_a_terminal_that_closes_ends_it_and_leaves_nothing(scratch: Path) -> None:
+    at = scratch / "elsewhere"
+    at.mkdir()
+    words = [sys.executable, "-m", "finetune", "doctor", "recipe=tiny_lora", "distributed=ddp", *TWO]
+    env, pipe = environment(TMPDIR=str(scratch), HF_HUB_OFFLINE="1"), subprocess.PIPE
+    with subprocess.Popen(words, cwd=at, env=env, stdout=pipe, stderr=pipe, text=True) as process:
+        wait_for("rank 1", lambda: bool(standings_of_rank_1()))
+        process.send_signal(signal.SIGHUP)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 129
+    assert err.strip() == "doctor was interrupted by SIGHUP: nothing is left of it"
+    assert " pass  data " in out  # what was known before
+    assert "exchange" not in out
+    at.rmdir()  # nothing was made there; `scratch` sees that no process and no file is left elsewhere
+
+
 @pytest.mark.soak
 def test_a_rank_that_is_killed_is_named_with_the_place_where_it_was(scratch: Path) -> None:
     pids: list[int] = []
@@ -117,9 +135,8 @@ def test_an_exchange_that_is_slow_and_moves_is_no_hang(scratch: Path) -> None:
     watcher = Thread(target=brake)
     watcher.start()
     try:
-        checks = collective_checks(
-            check_run(["recipe=tiny_lora", "distributed=ddp", *TWO]), timeout_seconds=patience
-        )
+        run = check_run(["recipe=tiny_lora", "distributed=ddp", *TWO])
+        checks = list(collective_checks(run, timeout_seconds=patience))
     finally:
         done.set()
         watcher.join()
@@ -135,7 +152,7 @@ def test_a_port_that_is_taken_is_told_with_its_holder_before_anything_starts(scr
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        checks = collective_checks(run)
+        checks = list(collective_checks(run))
     assert [(check.name, check.status) for check in checks] == [("port", FAIL)]
     assert f"port {port} (launch.main_process_port) cannot be taken" in checks[0].detail
     assert f"process {os.getpid()} has it" in checks[0].detail
@@ -155,7 +172,9 @@ def disturbed(run: CheckedRun, stage: str, disturb: Callable[[int], None]) -> li
 
     watcher = Thread(target=watch)
     watcher.start()
-    checks = collective_checks(run, timeout_seconds=20)  # a busy machine takes a while to come to an exchange
+    checks = list(
+        collective_checks(run, timeout_seconds=20)
+    )  # a busy machine takes a while to come to an exchange
     watcher.join()
     return checks
 
@@ -165,5 +184,5 @@ def standings_of_rank_1() -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in Path(tempfile.gettempdir()).glob("*/rank-1.stage")]
 
 
-def by_name(checks: list[Check]) -> dict[str, Check]:
+def by_name(checks: Iterable[Check]) -> dict[str, Check]:
     return {check.name: check for check in checks}

@@ -103,6 +103,7 @@ def test_a_saved_config_repeats_the_run(folder: Path) -> None:
 
 def test_relative_paths_mean_the_working_directory_and_hub_ids_stay(folder: Path) -> None:
     (folder / "models").mkdir()
+    (folder / "models" / "config.json").write_text('{"model_type": "llama"}')
     (folder / "chat.jinja").write_text("{{ messages }}")
     words = ["model.name_or_path=models", "model.chat_template=chat.jinja", "data.eval=yahma/alpaca-cleaned"]
     config = compose(["recipe=mine", *words]).config

@@ -272,6 +272,32 @@ def test_the_sizes_of_a_local_folder_count_before_those_of_conf(tmp_path: Path) 
     assert "the model has 128 positions" in refusal(f"model.name_or_path={folder}", "data.max_length=256")
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "the folder has no config.json; it holds: tokenizer.json"),
+        ("", "config.json: it is empty"),
+        ('{"model_type": ', "config.json: it is no JSON: Expecting value: line 1 column 16"),
+        ("[]", "config.json: expected a mapping, got a list"),
+        ("{}", "config.json: it does not say which model this is"),
+    ],
+)
+def test_a_folder_that_cannot_be_opened_as_a_model_is_refused_by_every_verb(
+    content: str | None, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").touch()
+    if content is not None:
+        (tmp_path / "config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(Refusal, match=re.escape(why)):
+        compose(["recipe=tiny_lora", f"model.name_or_path={tmp_path}"])
+
+
+def test_an_address_is_no_folder_for_runs() -> None:
+    told = refusal("output_dir=s3://bucket/runs")
+    assert "output_dir=s3://bucket/runs: a run is written to a folder of this machine" in told
+    assert "checkpoint.remote=ADDRESS" in told
+
+
 def test_packing_with_linear_attention_is_refused_with_the_reason(tmp_path: Path) -> None:
     layers = ["linear_attention", "full_attention"]
     folder = config_json(tmp_path / "m", model_type="new", text_config={"layer_types": layers})

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from finetune.doctor.collective import ROUNDS, WARM_UPS, Exchange, bus_bytes_s, seconds_of, sum_of_all
-from finetune.doctor.sizes import GB, GIB, MIB, gb_text, memory_text
+from finetune.distributed.world import World
+from finetune.doctor.collective import (
+    ROUNDS,
+    WARM_UPS,
+    Exchange,
+    _collectives,
+    bus_bytes_s,
+    seconds_of,
+    sent_by,
+    turns,
+)
+from finetune.doctor.sizes import GB, GIB, MIB, gb_text, gib_text
 
 
 @pytest.mark.parametrize(
@@ -26,17 +38,31 @@ def test_bus_bandwidth_is_that_of_nccl_tests(name: str, processes: int, gb_s: fl
 
 def test_sizes_are_told_in_round_numbers() -> None:
     told = {MIB: "1 MiB", 64 * MIB: "64 MiB", GIB: "1 GiB", GIB - 4: "1 GiB", 40448 * MIB: "39.5 GiB"}
-    assert {size: memory_text(size) for size in told} == told
+    assert {size: gib_text(size) for size in told} == told
     assert (gb_text(16.38 * GB), gb_text(250e6)) == ("16.4 GB", "250.0 MB")
 
 
-@pytest.mark.parametrize(("processes", "total"), [(2, 3), (8, 36), (9, 37), (56, 252)])
-def test_a_sum_is_compared_exactly_where_bfloat16_can_hold_it(processes: int, total: int) -> None:
-    assert sum_of_all(processes) == (total, 0.0)
+@pytest.mark.parametrize("processes", [2, 56, 57, 64, 1000])
+def test_a_sum_is_exact_with_any_number_of_processes_and_one_left_out_is_seen(
+    processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def summed(ranks: list[int]) -> bool:
+        """What rank 1 finds when the numbers of these others are added to its own, one by one in bfloat16."""
+        order = iter(turns(processes))
 
+        def add(whole: torch.Tensor) -> None:
+            turn = next(order)
+            for rank in ranks:
+                whole += sent_by(rank, turn)
 
-def test_a_sum_that_bfloat16_cannot_hold_is_compared_roughly() -> None:
-    assert sum_of_all(64) == (288, pytest.approx(2.88))
+        monkeypatch.setattr(dist, "all_reduce", add)
+        whole, part = (torch.empty(size, dtype=torch.bfloat16) for size in (4 * processes, 4))
+        (_, _, is_right), *_ = _collectives(World(1, 1, processes), whole, part)
+        return is_right()
+
+    others = [rank for rank in range(processes) if rank != 1]
+    assert summed(others) is True
+    assert [last for last in {others[0], others[-1]} if summed([one for one in others if one != last])] == []
 
 
 def test_a_slow_round_is_the_measurement_and_all_ranks_decide_alike() -> None:

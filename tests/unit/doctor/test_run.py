@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from finetune.doctor.check import PASS, WARN, Check
-from finetune.doctor.run import link_check
+from finetune.doctor.check import FAIL, PASS, WARN, Check
+from finetune.doctor.run import link_check, run_checks
 from finetune.hardware.survey import MachineReport, probe_machine
 from finetune.planner.answer import answer
+from finetune.planner.plan import Plan
 from finetune.training.planned import settled
-from finetune.training.start import CheckedRun
+from finetune.training.start import CheckedRun, check_run
 
 MACHINES = Path(__file__).resolve().parents[2] / "machines"
 
@@ -76,6 +77,21 @@ def test_without_a_plan_the_method_and_the_strategy_decide(
     adapter = replace(planned("recipe=qwen8b_lora", "distributed=ddp", words), plan="no sizes")
     sharded = replace(planned("recipe=qwen8b_lora", "distributed=fsdp", words), plan="no sizes")
     assert [judged(run, slow).status for run in (full, adapter, sharded)] == [WARN, PASS, WARN]
+
+
+@pytest.mark.parametrize(
+    ("free_mb", "way"), [(0, "larger disk."), (3, "checkpoint.keep=1."), (6, "checkpoint.keep=2.")]
+)
+def test_to_keep_fewer_is_advised_where_that_is_enough(free_mb: int, way: str, tmp_path: Path) -> None:
+    run, there = check_run(["recipe=tiny_lora", "checkpoint.keep=3"]), probe_machine(tmp_path)
+    assert isinstance(run.plan, Plan)
+    size = run.plan.chosen.outside.checkpoint
+    free = int(free_mb / 3 * size + size)  # beside what is kept one is being written
+    disk = replace(there.host.disk, free_bytes=free if free_mb else 0, write_bytes_s=None)
+    checks = run_checks(run, replace(there, host=replace(there.host, disk=disk)))
+    told = {check.name: check for check in checks}
+    assert (told["room"].status, told["room"].fix.endswith(way)) == (FAIL, True), told["room"]
+    assert told["save time"].status == WARN  # nothing was measured
 
 
 def test_one_process_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

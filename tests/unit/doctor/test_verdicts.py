@@ -74,6 +74,13 @@ def test_cards_without_peer_to_peer_are_judged_by_the_way_through_host_memory() 
     assert "nvidia-smi topo -m" in slow.fix
 
 
+def test_a_cpu_with_wrong_numbers_is_given_no_advice_on_cards() -> None:
+    here, exchange = results(2, 1.0)[0], Exchange("all-reduce", 2**20, 0.1, ROUNDS, right=False)
+    cpu = replace(here, device="cpu", to_device_bytes_s=None, exchanges=(exchange,))
+    (check,) = exchange_checks([cpu], None)
+    assert (check.status, check.fix) == (FAIL, "Run doctor again; if they stay wrong: change the machine.")
+
+
 def test_a_tenth_of_the_link_stops_the_run() -> None:
     assert exchange_checks(results(8, 44), machine("h100_80gb", 8))[0].status == FAIL
     assert exchange_checks(results(8, 46), machine("h100_80gb", 8))[0].status == WARN

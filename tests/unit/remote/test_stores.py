@@ -62,6 +62,16 @@ def test_a_store_whose_checksums_are_of_something_else_is_read_back(
     assert bucket.files("run") == {}
 
 
+def test_a_folder_is_tried_and_not_made_and_its_volume_has_to_be_there(tmp_path: Path) -> None:
+    try_out(str(tmp_path / "new"))
+    try_out(str(tmp_path))
+    with pytest.raises(StoreError, match="is the volume mounted") as lost:
+        try_out(f"file://{tmp_path}/mnt/typo/x")
+    assert f"there is no folder {tmp_path}/mnt/typo" in str(lost.value)
+    assert lost.value.fix.startswith("Mount the volume")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_copy_in_a_folder_is_compared_byte_by_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(f"file://{tmp_path}/store")
     (tmp_path / "file").write_bytes(b"right")
