@@ -35,9 +35,10 @@ REHEARSE = """\
 usage: python -m finetune rehearse [key=value ...] [flags]
 
 Trains a twin of the model (its own class and special layers, few and small ones) on a few of its rows, under
-its strategy, with launch.num_processes processes (2, unless set) on this CPU: prepare, train, kill, resume,
-save, merge, reopen, generate. Whatever it writes is removed. With --all the words choose from
-model=, adapter= and distributed= (NAME or [a,b]).
+its strategy, on this CPU: prepare, train, kill, resume, save, merge, reopen, generate. It takes as many
+processes as launch.num_processes says, else 2, and 1 where the strategy is single. All is written into TMPDIR
+(100 MB and more, by the size of the vocabulary) and removed. With --all the words choose from model=,
+adapter= and distributed= (NAME or [a,b]).
 
 examples:
   python -m finetune rehearse recipe=qwen8b_full distributed=zero3

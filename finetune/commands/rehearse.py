@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import asdict
 
 from finetune.distributed.outer import refuse_launcher
@@ -22,17 +23,17 @@ def main(words: Words) -> int:
     from finetune.rehearse.every import rehearse_all
     from finetune.rehearse.rehearsal import UNTOLD, Stage, rehearse, stage_lines, verdict
 
+    as_json = "--json" in words.flags
     columns = max(shutil.get_terminal_size().columns, 80)
 
-    def told(stage: Stage) -> None:
-        if "--json" not in words.flags:
-            print(stage_lines(stage, columns), flush=True)
+    def told(stage: Stage, label: str) -> None:
+        print(stage_lines(stage, label, columns), file=sys.stderr if as_json else sys.stdout, flush=True)
 
     play = rehearse_all if "--all" in words.flags else rehearse
     stages = play(list(words.overrides), told)
     statuses = {stage.status for stage in stages}
     ok = PASS in statuses and FAIL not in statuses
-    if "--json" in words.flags:
+    if as_json:
         print(json.dumps({"ok": ok, "stages": [asdict(stage) for stage in stages]}))
     else:
         print(f"\n{verdict(stages)}\n{UNTOLD}")

@@ -38,6 +38,9 @@ def main(words: Words) -> int:
                 record["plot"] = str(folder / "scale.png")
                 draw_scale(record, folder / "scale.png")
                 write_whole(folder / "scale.json", json.dumps(record, indent=2) + "\n")
+    except (KeyboardInterrupt, SystemExit):
+        print(_kept(record, folder), file=sys.stderr)
+        raise
     finally:
         with suppress(OSError):  # something was measured: it is not empty
             folder.rmdir()
@@ -51,6 +54,14 @@ def main(words: Words) -> int:
     if record["failed"]:
         print(f"failed: {record['failed']}", file=sys.stderr)
     return RUN_FAILED if record["failed"] else 0
+
+
+def _kept(record: dict[str, Any] | None, folder: Path) -> str:
+    """What is left where it is stopped before its end."""
+    points = record["points"] if record is not None else []
+    if not points:
+        return "kept: nothing, no run had ended"
+    return f"kept: {len(points)} point{'s' * (len(points) > 1)} in {folder}"
 
 
 def _new_folder() -> Path:

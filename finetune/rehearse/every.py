@@ -7,13 +7,15 @@ a run is trained, gone on with from a checkpoint as if it had been killed behind
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import yaml
 
@@ -25,16 +27,20 @@ from finetune.config.strategy import TRAITS
 from finetune.distributed.family import kill_family
 from finetune.distributed.parent import end_with_parent
 from finetune.doctor.check import FAIL
-from finetune.errors import Refusal, UserError
+from finetune.errors import Problem, Refusal
 from finetune.hardware.probe import probe_devices
 from finetune.paths import assets
-from finetune.rehearse.play import PROCESSES, last_words, package_environment
-from finetune.rehearse.rehearsal import SKIP, Stage
+from finetune.rehearse.play import FOLDER, PROCESSES, last_words, package_environment
+from finetune.rehearse.rehearsal import SKIP, Stage, Told
+from finetune.rehearse.room import LEAST_BYTES, needed_bytes, refuse_small_room
 from finetune.rehearse.twin import make_twin
 from finetune.rehearse.twin_config import standing_for, twin_config
+from finetune.training.short_lived import short_lived
 
 HANGS_SECONDS = 420.0
 """For one case; the first one under DeepSpeed compiles for about 90 s."""
+LISTED = re.compile(r"\[([^\[\]]*)\]")
+"""`[a,b]`."""
 LAUNCHER = "torch/distributed/elastic"
 """In every line by which torchrun tells of a rank that has ended."""
 
@@ -48,31 +54,38 @@ class Case:
     processes: int
 
 
-def rehearse_all(filters: list[str], told: Callable[[Stage], None]) -> list[Stage]:
+def rehearse_all(filters: list[str], told: Told) -> list[Stage]:
     """One `Stage` for each case; what the rules refuse is skipped, with their reason.
 
     Raises:
-        UserError: a word that chooses no model, adapter or strategy.
+        Refusal: words that choose no model, adapter or strategy.
+        NoRoom: the disk of TMPDIR is too small.
     """
-    chosen = _chosen(filters)
+    models, methods, strategies = _chosen(filters).values()
+    names = [_name(*words) for words in product(models, methods, strategies)]
+    width = max(map(len, names))
     stages: list[Stage] = []
-    for model in chosen["model"]:
-        with TemporaryDirectory(prefix="finetune-rehearsal-") as name:
-            folder = Path(name)
-            cases = []
-            for case in _cases(model, chosen["adapter"], chosen["distributed"], folder):
-                if isinstance(case, Case):
-                    cases.append(case)
-                else:
-                    stages.append(case)
-                    told(case)
-            for count in sorted({case.processes for case in cases}):
-                for stage in _in_worlds([case for case in cases if case.processes == count], count, folder):
-                    stages.append(stage)
-                    told(stage)
+    for model in models:
+        with short_lived(FOLDER) as folder:
+            for stage in _stages(model, methods, strategies, folder):
+                stages.append(stage)
+                told(stage, f"{len(stages):>{len(str(len(names)))}} of {len(names)}  {stage.name:<{width}} ")
     return stages
 
 
+def _stages(model: str, methods: list[str], strategies: list[str], folder: Path) -> Iterator[Stage]:
+    """The cases of one model, those that are skipped first."""
+    cases = []
+    for case in _cases(model, methods, strategies, folder):
+        if isinstance(case, Case):
+            cases.append(case)
+        else:
+            yield case
+    for count in sorted({case.processes for case in cases}):
+        yield from _in_worlds([case for case in cases if case.processes == count], count, folder)
+
+
+@cache
 def architectures() -> dict[str, str]:
     """One model of conf/model for each architecture (with or without towers): `{its name: the type}`."""
     found: dict[tuple[str, bool], str] = {}
@@ -83,30 +96,44 @@ def architectures() -> dict[str, str]:
 
 
 def _chosen(filters: list[str]) -> dict[str, list[str]]:
+    """The names of models, methods and strategies, in this order."""
     strategies = [strategy.value for strategy in TRAITS]
     chosen = {"model": list(architectures()), "adapter": list(map(str, Method)), "distributed": strategies}
-    known = {**chosen, "model": [file.stem for file in (assets() / "conf" / "model").glob("*.yaml")]}
+    known = {**chosen, "model": sorted(file.stem for file in (assets() / "conf" / "model").glob("*.yaml"))}
+    problems = []
     for word in filters:
         group, _, value = word.partition("=")
-        names = value.strip("[]").split(",")
-        if group not in known or not set(names) <= set(known[group]):
-            raise UserError(
-                f"{word}: with --all the words choose from model, adapter and distributed of conf/."
-            )
+        listed = LISTED.fullmatch(value)
+        names = [name.strip() for name in (listed[1] if listed else value).split(",")]
+        if group not in known:
+            why, fix = f"with --all the words choose from {', '.join(known)}", "Leave it out."
+            problems.append(Problem(word, why, fix))
+        elif unknown := [name for name in names if name not in known[group]]:
+            where = ", ".join(f"{group}={name}" for name in unknown)
+            fix = f"NAME or [NAME,NAME], of: {', '.join(known[group])}."
+            problems.append(Problem(where, "no such choice", fix))
         chosen[group] = names
+    if problems:
+        raise Refusal(problems, "rehearse --all")
     return chosen
 
 
+def _name(model: str, method: str, strategy: str) -> str:
+    """As a stage is called: by the architecture, not by the model that stands for it."""
+    return f"{architectures().get(model, model)}, {method}, {strategy}"
+
+
 def _cases(model: str, methods: list[str], strategies: list[str], folder: Path) -> Iterator[Case | Stage]:
-    kind = architectures().get(model, model)
+    refuse_small_room(folder, LEAST_BYTES)
     config = compose([f"model={model}", "data=alpaca_cleaned"]).config
     standing = standing_for(config)
-    make_twin(config.model, standing.tokenizer, folder / "model", config.seed)
+    twin = make_twin(config.model, standing.tokenizer, folder / "model", config.seed)
+    refuse_small_room(folder, needed_bytes(twin.num_parameters, all_trained=Method.full in methods))
     for method in methods:
         config = compose([f"model={model}", "data=alpaca_cleaned", f"adapter={method}"]).config
         for strategy in map(Strategy, strategies):
             processes = 1 if strategy is Strategy.single else PROCESSES
-            name = f"{kind}, {method}, {strategy.value}"
+            name = _name(model, method, strategy)
             case = twin_config(config, standing, strategy, processes, folder / "model", folder / "runs")
             refused = _refused(case, processes)
             if refused:

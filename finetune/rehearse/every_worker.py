@@ -58,7 +58,10 @@ def play(recipe: str, name: str) -> str:
     if not current_world().is_main:
         return ""
     refuse_difference(logged_steps(straight)[CHECKPOINT_STEP:], logged_steps(resumed))
-    return _merged_and_opened(resumed, read_report(straight)["strategy"]["actual"])
+    detail = _merged_and_opened(resumed, read_report(straight)["strategy"]["actual"])
+    for run_dir in (straight, resumed):  # the room that is asked for is that of one case
+        shutil.rmtree(run_dir.path, ignore_errors=True)  # the other rank may still close its log
+    return detail
 
 
 def _train(words: list[str]) -> RunDir:
@@ -95,6 +98,7 @@ def _merged_and_opened(run_dir: RunDir, strategy: str) -> str:
     config = load_config(run_dir.config)
     base = "" if config.adapter.method is Method.full else config.model.name_or_path
     told = opened(str(merged), str(run_dir.model), base)
+    shutil.rmtree(merged)
     refuse_apart(told)
     if not told["tokens"]:
         raise StageFailed("the merged model answers nothing")

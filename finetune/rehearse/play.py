@@ -19,6 +19,8 @@ from finetune.distributed.parent import end_with_parent
 from finetune.paths import RunDir
 from finetune.rehearse.twin_config import RUN_NAME
 
+FOLDER = "finetune-rehearsal-"
+"""What the name of the folder begins with, in TMPDIR."""
 PROCESSES = 2
 PATIENCE_SECONDS = 900.0
 """For one start of a run: the first one under DeepSpeed compiles for about 90 s."""
@@ -158,8 +160,10 @@ def refuse_apart(told: dict[str, Any]) -> None:
 
 
 def package_environment(folder: Path) -> dict[str, str]:
-    """This environment, with this package; what is cached and left over goes with the folder."""
+    """This environment, with this package and the modules that lie where the person started (a format of
+    their own may be one of them); what is cached and left over goes with the folder.
+    """
     package = str(Path(__file__).resolve().parents[2])
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
     left = {"FINETUNE_CACHE": str(folder / "cache"), "TMPDIR": str(folder)}
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **left}

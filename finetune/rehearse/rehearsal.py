@@ -6,13 +6,13 @@ import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from finetune.doctor.check import FAIL, PASS
 from finetune.errors import FinetuneError, UserError
-from finetune.rehearse.play import Play, StageFailed
+from finetune.rehearse.play import FOLDER, Play, StageFailed
+from finetune.rehearse.room import LEAST_BYTES, NoRoom, refuse_small_room
 from finetune.rehearse.stages import STAGES
+from finetune.training.short_lived import short_lived
 
 SKIP = "skip"
 UNTOLD = """\
@@ -32,34 +32,45 @@ class Stage:
     detail: str
 
 
-def rehearse(overrides: list[str], told: Callable[[Stage], None]) -> list[Stage]:
-    """All stages in order; behind one that fails the rest is skipped. `told` hears of each as it ends.
+Told = Callable[[Stage, str], None]
+"""Hears of each stage as it ends, with what its line on a terminal begins with."""
+
+
+def rehearse(overrides: list[str], told: Told) -> list[Stage]:
+    """All stages in order; behind one that fails the rest is skipped.
 
     Raises:
         UserError: the words themselves are wrong.
+        NoRoom: the disk of TMPDIR is too small.
     """
     stages: list[Stage] = []
-    with TemporaryDirectory(prefix="finetune-rehearsal-") as folder:
-        play = Play(overrides, Path(folder))
+    with short_lived(FOLDER) as folder:
+        refuse_small_room(folder, LEAST_BYTES)
+        play = Play(overrides, folder)
         try:
             for act in STAGES:
                 stages.append(_played(act, play, over=any(stage.status == FAIL for stage in stages)))
-                told(stages[-1])
+                told(stages[-1], f"{stages[-1].name:<11}")
         finally:
             play.kill()
     return stages
 
 
-def stage_lines(stage: Stage, columns: int) -> str:
-    """A stage as the terminal shows it: what it saw beside its name, longer words below each other."""
-    head = f"{stage.name:<11} {SHOWN[stage.status]} {stage.seconds:6.1f} s  "
+def stage_lines(stage: Stage, label: str, columns: int) -> str:
+    """A stage as the terminal shows it: what it saw beside its label, longer words below each other."""
+    head = f"{label} {SHOWN[stage.status]} {stage.seconds:6.1f} s  "
     beside = " " * min(len(head), 26)
     lines = [
         filled
         for line in stage.detail.splitlines() or [""]
         for filled in textwrap.wrap(line, columns - len(beside), break_on_hyphens=False) or [""]
     ]
-    return head + f"\n{beside}".join(lines)
+    if len(head) + len(lines[0]) > columns:
+        lines.insert(0, "")  # below a long label
+    return "\n".join(
+        f"{before}{line}".rstrip()
+        for before, line in zip([head, *[beside] * len(lines)], lines, strict=False)
+    )
 
 
 def verdict(stages: list[Stage]) -> str:
@@ -81,8 +92,8 @@ def _played(act: Callable[[Play], str], play: Play, over: bool) -> Stage:
     try:
         detail, status = act(play), PASS
     except (StageFailed, FinetuneError) as failed:
-        if isinstance(failed, UserError) and play.composed is None:
-            raise  # the words themselves are wrong
+        if isinstance(failed, NoRoom) or (isinstance(failed, UserError) and play.composed is None):
+            raise  # the disk is too small, or the words themselves are wrong: nothing of the run has begun
         detail, status = str(failed), FAIL
     except Exception as error:  # noqa: BLE001  whatever a library raises is how the stage went
         detail, status = f"{type(error).__name__}: {error}", FAIL

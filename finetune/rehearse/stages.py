@@ -45,6 +45,7 @@ def check(play: Play) -> str:
 
 def twin(play: Play) -> str:
     """Make the twin of the model, and the config that trains it."""
+    from finetune.rehearse.room import needed_bytes, refuse_small_room
     from finetune.rehearse.twin import make_twin  # torch
     from finetune.rehearse.twin_config import standing_for, twin_config
 
@@ -53,6 +54,8 @@ def twin(play: Play) -> str:
     standing = standing_for(config)
     place = play.folder / "model"
     made = make_twin(config.model, standing.tokenizer, place, config.seed)
+    all_trained = config.adapter.trains_embeddings
+    refuse_small_room(play.folder, needed_bytes(made.num_parameters, all_trained=all_trained))
     runs = play.folder / "runs"
     save_config(twin_config(config, standing, play.strategy, play.processes, place, runs), play.recipe)
     kinds = ", ".join(f"{made.layers.count(kind)} {kind}" for kind in dict.fromkeys(made.layers))

@@ -23,6 +23,7 @@ from finetune.config.schema import (
     TooLong,
     TrackingConfig,
 )
+from finetune.data.source import source_files
 from finetune.errors import UserError
 from finetune.model.tokenizer import load_tokenizer
 from finetune.paths import embedded
@@ -60,7 +61,7 @@ def standing_for(config: RunConfig) -> Standing:
     if tokenizer is None:
         notes.append(f"tokenizer: a stand-in, that of {config.model.name_or_path} is not here")
         tokenizer = load_tokenizer(ModelConfig(name_or_path=str(embedded("tiny"))))
-    away = [source.path for source in config.data.train if not _within_reach(source.path)]
+    away = [source.path for source in config.data.train if _on_the_hub(source) and not hub.reachable()]
     train, evaluation = config.data.train, config.data.eval
     if away:
         notes.append(f"rows: stand-ins, {', '.join(away)} cannot be reached")
@@ -114,7 +115,9 @@ def twin_config(
         ),
         distributed=replace(config.distributed, strategy=strategy),
         launch=LaunchConfig(num_processes=processes, device=Device.cpu),
-        checkpoint=CheckpointConfig(every_minutes=None, every_steps=CHECKPOINT_STEP, keep=STEPS),
+        checkpoint=CheckpointConfig(
+            every_minutes=None, every_steps=CHECKPOINT_STEP, keep=STEPS // CHECKPOINT_STEP
+        ),
         hooks=HooksConfig(),
         tracking=TrackingConfig(),
         hardware=HardwareConfig(),
@@ -133,11 +136,24 @@ def _own_tokenizer(model: ModelConfig) -> PreTrainedTokenizerFast | None:
         return None
 
 
-def _within_reach(path: str) -> bool:
-    """Whether rows can be had from there: a path of this machine is looked at when they are prepared."""
-    on_the_hub = path.startswith("hf://") or hub.ID.fullmatch(path)
-    return Path(path).exists() or not on_the_hub or hub.reachable()
+def _on_the_hub(source: SourceConfig) -> bool:
+    """Whether its rows are a data set of the hub, as preparing them would find; a missing file is none."""
+    if "://" in source.path:
+        return source.path.startswith("hf://")
+    try:
+        return source_files(source) is None
+    except UserError:
+        return False  # preparing tells why
 
 
 def _short(sources: list[SourceConfig]) -> tuple[SourceConfig, ...]:
-    return tuple(replace(source, limit=min(source.limit or ROWS, ROWS)) for source in sources)
+    return tuple(
+        replace(source, path=_in_full(source), limit=min(source.limit or ROWS, ROWS)) for source in sources
+    )
+
+
+def _in_full(source: SourceConfig) -> str:
+    """The rehearsal's processes start in another folder than the person did, who meant a path from there."""
+    if "://" in source.path or _on_the_hub(source):
+        return source.path
+    return os.path.abspath(os.path.expanduser(source.path))

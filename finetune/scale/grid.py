@@ -148,17 +148,12 @@ def _batch_words(config: RunConfig, counts: list[int], hold: str, problems: list
 def _checked(
     words: list[str], listed: bool, strategy: str, count: int, problems: list[Problem]
 ) -> Wanted | None:
-    """One run, checked; a single process runs as `single` where its strategy does not take one."""
+    """One run, checked; what is wrong with it is added to the problems."""
     own = [f"{COUNTS}{count}", f"run_name={count}-{strategy}"]
     chosen = [f"{STRATEGIES}{strategy}"] if listed else []
     try:
         return Wanted(count, strategy, check_run([*words, *own, *chosen]))
     except Refusal as refused:
-        try:
-            if count == 1 and strategy != Strategy.single:
-                return Wanted(1, strategy, check_run([*words, *own, f"{STRATEGIES}{Strategy.single.value}"]))
-        except Refusal:
-            pass
         problems += refused.problems
         return None
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from finetune.distributed.launch import Workers, threads_per_process
@@ -17,9 +16,12 @@ from finetune.scale.grid import Wanted, grid_of
 from finetune.scale.point import Point, point_of, records
 from finetune.scale.verdict import verdict
 from finetune.training.prepare import prepare_rows
+from finetune.training.short_lived import short_lived
 from finetune.training.start import open_run
 
 WORKER = "finetune.training.timed"
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends a short run as it ends any other verb; a run that trains would save first."""
 Say = Callable[[str], None]
 
 
@@ -65,8 +67,8 @@ def scale(overrides: list[str], hold: str, say: Say) -> Iterator[Scaling]:
         Refusal: something has to be changed first.
         DoesNotFit: no two runs fit.
     """
-    with tempfile.TemporaryDirectory(prefix="finetune-scale-") as folder:
-        grid = grid_of(overrides, hold, Path(folder))
+    with short_lived("finetune-scale-") as folder:
+        grid = grid_of(overrides, hold, folder)
         for line in grid.notes:
             say(line)
         left_out = [f"{_named(one)} is left out: {one.unfit}" for one in grid.wanted if one.unfit]
@@ -80,6 +82,8 @@ def scale(overrides: list[str], hold: str, say: Say) -> Iterator[Scaling]:
             except RunFailed as failed:
                 yield Scaling(points, hold, left_out, f"{_named(one)}: {failed}")
                 return
+            last = points[-1]
+            say(f"{_named(one)}: {last.tokens_per_second:,.0f} tokens/s, {last.step_seconds:.3g} s a step")
             yield Scaling(list(points), hold, left_out)
 
 
@@ -92,9 +96,12 @@ def _measured(one: Wanted) -> Point:
     """One run: opened, given its rows, launched and waited for as `train` does it."""
     run = one.run
     launch = run.config.launch
+    handlers = {number: signal.getsignal(number) for number in ENDING}
     run_dir = open_run(run)
     fetch_model(run.config.model)
     with Workers(run_dir, run.facts, launch, _unsaid, WORKER) as workers:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # nothing is saved: leaving at once loses nothing that stays
         prepare_rows(run, run_dir, _unsaid)
         ended = workers.wait()
     if workers.received:

@@ -61,6 +61,7 @@ def rehearsed(*words: str, code: Path = REPOSITORY, at: Path) -> tuple[int, dict
     )
     assert done.stdout, done.stderr
     told = json.loads(done.stdout)
+    assert done.stderr.count("\n") >= len(told["stages"])  # each is told as it ends
     assert told["ok"] is (done.returncode == 0)
     assert list(at.glob("finetune-rehearsal-*")) == []
     return done.returncode, {stage["name"]: stage for stage in told["stages"]}
@@ -125,11 +126,22 @@ def test_an_interrupted_rehearsal_leaves_nothing(tmp_path: Path) -> None:
     places = {"TMPDIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "finetune", "rehearse", "recipe=tiny_lora", "launch.num_processes=2"]
     process = subprocess.Popen(
-        [*command, "distributed=ddp"], env=environment(**places), cwd=tmp_path, stdout=subprocess.DEVNULL
+        [*command, "distributed=ddp", "--json"],
+        env=environment(**places),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    wait_for("a worker", lambda: any("worker" in " ".join(one.cmdline()) for one in processes_of(tmp_path)))
-    os.kill(process.pid, signal.SIGHUP)  # the terminal was closed
-    assert process.wait(timeout=30) == 129
+    try:
+        wait_for(
+            "a worker", lambda: any("worker" in " ".join(one.cmdline()) for one in processes_of(tmp_path))
+        )
+        os.kill(process.pid, signal.SIGHUP)  # the terminal was closed
+        out, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 129
+    assert json.loads(out)["exit_code"] == 129
     wait_for("the end of all", lambda: processes_of(tmp_path) == [], seconds=15)
     assert [left.name for left in tmp_path.iterdir() if not left.name.startswith("torchinductor")] == []
 
@@ -139,8 +151,8 @@ def test_an_interrupted_rehearsal_leaves_nothing(tmp_path: Path) -> None:
     [
         (["recipe=tiny_lora", "trainer.lerning_rate=1"], "Did you mean trainer.learning_rate?"),
         (["tiny_lora"], "Did you mean recipe=tiny_lora?"),
-        (["--all", "trainer.max_steps=3"], "model, adapter and distributed"),
-        (["--all", "distributed=zero9"], "distributed=zero9"),
+        (["--all", "trainer.max_steps=3"], "choose from model, adapter, distributed"),
+        (["--all", "distributed=zero9"], "of: single, ddp,"),
     ],
 )
 def test_wrong_words_are_told_before_anything_starts(words: list[str], told: str, tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ def test_one_and_two_processes_are_run_measured_drawn_and_judged(tmp_path: Path)
     assert done.code == 0, done.err
     record = json.loads(done.out)
     one, two = record["points"]
+    told = [line for line in done.err.splitlines() if "process" in line]
+    assert [line.partition(":")[0] for line in told] == [
+        *("run 1 of 2", "1 process under ddp", "run 2 of 2", "2 processes under ddp")
+    ]
+    assert f": {one['tokens_per_second']:,.0f} tokens/s, " in told[1]
     for point, count in ((one, 1), (two, 2)):
         assert (point["num_processes"], point["strategy"]) == (count, "ddp")  # as the runs' reports have it
         batch = {"per_device": 2, "accumulation": 2 // count, "processes": count, "global": 4}
@@ -94,16 +99,19 @@ def test_a_run_that_fails_ends_it_with_what_was_measured_before(tmp_path: Path) 
 
 
 @pytest.mark.soak
-def test_a_signal_ends_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    process = started_at(tmp_path, "launch.num_processes=[2]")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_it_and_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    process = started_at(tmp_path, "launch.num_processes=[2]", "--json")
     try:
         wait_for("run", lambda: len(workers_of(tmp_path, "2-auto")) == 2)
         assert list(tmp_path.glob("finetune-scale-*"))
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 143
+    assert process.returncode == 128 + number
+    assert json.loads(out)["exit_code"] == 128 + number
+    assert "kept: nothing, no run had ended" in err
     assert_all_gone(tmp_path)
     assert not list(tmp_path.glob("*scale-*"))
 
