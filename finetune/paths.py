@@ -23,8 +23,12 @@ def embedded(name: str = "") -> Path:
 def write_whole(path: Path, text: str) -> None:
     """Write a file beside its place and rename it: nobody reads half of it, the old one stays until then."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def append_whole(path: Path, content: bytes) -> None:

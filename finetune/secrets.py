@@ -14,7 +14,7 @@ import subprocess
 import sys
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, TextIO
 from urllib.parse import quote
@@ -83,6 +83,10 @@ def secret_in(value: object) -> str:
     return "it holds what looks like a token or a password" if looks else ""
 
 
+class Unwritable(OSError):
+    """What was printed has not arrived: of all failures of a command the one that its output cannot tell."""
+
+
 class MaskedStream:
     """A text stream in front of another one: each piece is masked before it goes on."""
 
@@ -90,8 +94,13 @@ class MaskedStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(masked(text))
+        with _told_apart():
+            self._stream.write(masked(text))
         return len(text)
+
+    def flush(self) -> None:
+        with _told_apart():
+            self._stream.flush()
 
     def writelines(self, lines: Any) -> None:
         for line in lines:
@@ -99,6 +108,17 @@ class MaskedStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+@contextmanager
+def _told_apart() -> Iterator[None]:
+    """From failures of other files; of a reader that has gone it is known what to do."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unwritable(error.errno, error.strerror) from error
 
 
 def masked_file(path: os.PathLike[str], *, terminal: bool = False) -> subprocess.Popen[bytes]:

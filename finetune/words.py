@@ -17,12 +17,23 @@ VERBS = {
     "scale": "short runs on 1, 2, 4 ... processes: time per step, speed-up, verdict",
     "merge": "a run's model, or an adapter on its base -> one standalone model folder, verified",
 }
+DEFAULT = "train"
 NOT_BUILT = {
     "fetch": "brings model and data of a recipe here",
     "evaluate": "loss, perplexity and accuracy of a run or a model",
     "generate": "answer a prompt, a file of prompts, or chat",
     "report": "one run, or several side by side",
 }
+KEPT = {
+    "train": "what the run has written stays in its folder, its checkpoints too",
+    "prepare": "nothing is left but what had been prepared whole",
+    "plan": "nothing had been written",
+    "doctor": "nothing is left of it",
+    "rehearse": "nothing is left of it",
+    "scale": "the runs that had been measured whole are kept",
+    "merge": "nothing is left of it",
+}
+"""What an interrupted verb leaves."""
 FLAGS = {
     "--help": "this text, or a verb's",
     "--json": "one JSON object on stdout, everything else on stderr",
@@ -72,14 +83,16 @@ def split_words(arguments: list[str]) -> Words:
         name, equals, value = word.partition("=")
         if name in TAKE_VALUE:
             values[name] = value if equals else next(rest, "")
-        elif word.startswith("--") and not equals:
-            flags.append(_known_flag(word))
+        elif word.startswith("--"):
+            flags.append(_known_flag(name))
+            if equals:
+                raise UserError(f"{word}: {name} takes no value. Write {name}.")
         elif equals:
             overrides.append(word)
         else:
             plain.append(word)
     verb_given = bool(plain) and (plain[0] in VERBS or plain[0] in NOT_BUILT)
-    verb = plain.pop(0) if verb_given else "train"
+    verb = plain.pop(0) if verb_given else DEFAULT
     if plain and verb == "train":
         raise UserError(_stray(plain[0]))
     if verb in VERBS:

@@ -200,7 +200,8 @@ def _matched(found: list[DataFile], source: SourceConfig) -> list[DataFile]:
     """Every file that a pattern names, none passed over."""
     _refuse_split_of_a_file(source)
     if not found:
-        where = "" if "://" in source.path else f" in {Path.cwd()}"
+        whole = "://" in source.path or Path(source.path).is_absolute()
+        where = "" if whole else f" in {Path.cwd()}"
         raise _refused(source, f"no file matches it{where}")
     strange = [file.name for file in found if file.suffix not in SUFFIXES]
     if strange:

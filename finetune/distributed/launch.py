@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import psutil
 
 from finetune.config.rules import RunFacts
 from finetune.config.schema import LaunchConfig
-from finetune.distributed.family import Gone, family, kill_family
+from finetune.distributed.family import Gone, kill_family
 from finetune.distributed.parent import end_with_parent
 from finetune.hardware.cores import whole_cores
 from finetune.paths import RunDir
@@ -70,13 +71,18 @@ class Workers:
         """A second signal has come: nothing is waited for any more."""
         self.preparing = True
         """Until `wait`: the parent itself is at work, and a signal ends it."""
+        self.killed = False
+        """By us."""
+        self.lost = ""
+        """The signal by which somebody else has ended the launcher."""
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Workers:
         if current_thread() is main_thread():  # elsewhere signals stay with whoever owns them
             for number in STOPPING:
                 self._handlers[number] = signal.signal(number, self._on_signal)
-            self._handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else its owner has said what it does
+                self._handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.run_dir.logs.mkdir(exist_ok=True)
         log = self.run_dir.launcher_log
         self._said_before = log.stat().st_size if log.exists() else 0  # by the launcher of an earlier start
@@ -84,7 +90,7 @@ class Workers:
         assert self._log.stdin is not None
         with self._log.stdin as launcher_log:
             self.process = subprocess.Popen(
-                accelerate_command(self.run_dir, self.facts, self.launch, self.module),
+                accelerate_command(self.run_dir, self.facts, self.launch, self.module, self._scratch),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if self.relay else None,
                 stderr=launcher_log,
@@ -104,10 +110,13 @@ class Workers:
             signal.signal(number, handler)
 
     def wait(self) -> Ended:
-        """Wait for the end of all workers; after one has failed the others get `GRACE_SECONDS`."""
+        """Wait for the end of all workers; after one has failed the others get `GRACE_SECONDS`.
+
+        They hear of a launcher that was killed (`end_with_parent`) and save before they end.
+        """
         self.preparing = False
         failed_at: float | None = None
-        while self.process.poll() is None:
+        while self.process.poll() is None or self._orphans():
             time.sleep(0.1)
             if failed_at is None and first_failure(self.run_dir) is not None:
                 failed_at = time.monotonic()
@@ -119,15 +128,34 @@ class Workers:
         return self._ended(self.process.returncode)
 
     def kill(self) -> None:
-        """End the launcher and every worker at once."""
+        """End the launcher and every worker at once, also those that have lost it."""
+        self.killed = True
         kill_family(self.process)
+        for left in self._workers():
+            with Gone():
+                left.kill()
         self._wait_for_log()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _orphans(self) -> list[psutil.Process]:
+        """Workers whose launcher somebody else has ended."""
+        if self.process.returncode < 0 and not self.killed:
+            self.lost = signal.Signals(-self.process.returncode).name
+        return self._workers() if self.lost else []
+
+    @property
+    def _scratch(self) -> Path:
+        """Where torch's launcher makes folders of its own; it never removes them."""
+        return self.run_dir.logs / f".launcher-{self.launch.machine_rank}"
 
     def _wait_for_log(self) -> None:
         with suppress(subprocess.TimeoutExpired):
             self._log.wait(timeout=2)
 
     def _ended(self, code: int) -> Ended:
+        if self.lost and not self.received:  # whatever the ranks say, they only noticed it
+            told = f"The launcher, which starts and watches the ranks, was ended by {self.lost}."
+            return Ended(1, None, told, self.lost)
         said = self.run_dir.launcher_log.read_bytes()[self._said_before :].decode("utf-8", errors="replace")
         killed = killed_rank(said) if code != 0 and not self.received else None
         if killed is not None:
@@ -136,6 +164,10 @@ class Workers:
         failure = first_failure(self.run_dir)
         if failure is not None:
             return Ended(failure["exit_code"], failure["rank"], failure["told"])
+        mute = unwritten_failure(self.run_dir)
+        if mute is not None:
+            file = self.run_dir.failure(mute)
+            return Ended(1, mute, f"It could not write down why: {file} is empty.")
         if code == 0:
             return Ended(0)
         if self.received:
@@ -159,13 +191,23 @@ class Workers:
             self.kill()
             return
         self.received = number
-        workers = _workers(self.process.pid, self.module)
+        workers = self._workers()
         if len(workers) < self.facts.num_processes // self.launch.num_machines:
             self.kill()  # some are not there yet to hear of it: nothing has been trained
             return
         for process in workers:
             with Gone():
                 process.send_signal(number)
+
+    def _workers(self) -> list[psutil.Process]:
+        """Every worker of this run on this machine, its launcher alive or not."""
+        found = []
+        for process in psutil.process_iter():
+            with Gone():
+                words = process.cmdline() if process.pid != self.process.pid else []
+                if words[-2:] == [self.module, str(self.run_dir.path)]:
+                    found.append(process)
+        return found
 
 
 def stopped_by_itself(run_dir: RunDir) -> int | None:
@@ -177,7 +219,7 @@ def stopped_by_itself(run_dir: RunDir) -> int | None:
 
 
 def accelerate_command(
-    run_dir: RunDir, facts: RunFacts, launch: LaunchConfig, module: str = WORKER
+    run_dir: RunDir, facts: RunFacts, launch: LaunchConfig, module: str, scratch: Path
 ) -> list[str]:
     """The command that starts the workers; a config file is always named, so a user's default one is never
     read.
@@ -192,6 +234,8 @@ def accelerate_command(
         *command,
         "--num_cpu_threads_per_process",
         str(threads),
+        "--log_dir",
+        str(scratch),
         "-m",
         module,
         str(run_dir.path),
@@ -220,7 +264,7 @@ def worker_environment(facts: RunFacts, launch: LaunchConfig) -> dict[str, str]:
 
 
 def first_failure(run_dir: RunDir) -> dict[str, Any] | None:
-    """The failure that was written first, over all ranks."""
+    """The failure that was written first, over all ranks; None: there is none, or it cannot be read."""
     failures = []
     for file in run_dir.logs.glob("rank-*.failed.json"):
         try:
@@ -228,6 +272,12 @@ def first_failure(run_dir: RunDir) -> dict[str, Any] | None:
         except json.JSONDecodeError:
             continue  # being written right now
     return min(failures, key=lambda failure: failure["time"], default=None)
+
+
+def unwritten_failure(run_dir: RunDir) -> int | None:
+    """A rank that has failed and could not write down why, its file begun: the disk is full."""
+    empty = (file for file in sorted(run_dir.logs.glob("rank-*.failed.json")) if file.stat().st_size == 0)
+    return next((int(file.name.split("-")[1].split(".")[0]) for file in empty), None)
 
 
 def killed_rank(text: str) -> tuple[int, str] | None:
@@ -246,6 +296,9 @@ def killed_rank(text: str) -> tuple[int, str] | None:
 def silent_death(text: str) -> tuple[int | None, str]:
     """Rank and reason of a worker that could not speak (crashed): what the launcher saw first."""
     _, _, root_cause = text.rpartition("Root Cause")
+    alone = re.search(r"returned non-zero exit status (\d+)", text)
+    if alone is not None and "Root Cause" not in text:
+        return 0, f"The process ended with exit code {alone[1]} without a word of its own."
     rank = re.search(r"rank\s*:\s*(\d+)", root_cause)
     code = re.search(r"exitcode\s*:\s*(-?\d+)", root_cause)
     if rank is None or code is None:
@@ -257,12 +310,3 @@ def silent_death(text: str) -> tuple[int | None, str]:
     number = int(code[1])
     how = f"by {signal.Signals(-number).name}" if number < 0 else f"with exit code {number}"
     return int(rank[1]), f"The process ended {how} without a word of its own."
-
-
-def _workers(pid: int, module: str) -> list[psutil.Process]:
-    found = []
-    for process in family(pid)[1:]:
-        with Gone():
-            if module in process.cmdline():
-                found.append(process)
-    return found

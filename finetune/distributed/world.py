@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from finetune.config.strategy import Engine
 from finetune.distributed.nccl import peer_to_peer_settings
 from finetune.distributed.outer import LAUNCHER_PREFIXES
+from finetune.distributed.parent import has_lost_parent
 from finetune.errors import refuse
 
 log = logging.getLogger(__name__)
@@ -93,13 +95,18 @@ FAILED = "finetune/failed"
 
 def announce_failure() -> None:
     """Tell the other ranks that this one is about to end, so that they do not wait for it in a collective."""
-    if _store is not None:
-        _store.set(FAILED, "1")
+    if _store is not None and not has_lost_parent():
+        with suppress(dist.DistError):  # another machine holds the store, and is gone
+            _store.set(FAILED, "1")
 
 
 def some_rank_failed() -> bool:
-    """Whether a rank has announced its failure."""
-    return _store is not None and _store.check([FAILED])
+    """Whether a rank has announced its failure; without the store, which the launcher holds, none can."""
+    if _store is None or has_lost_parent():
+        return False
+    with suppress(dist.DistError):
+        return bool(_store.check([FAILED]))
+    return False
 
 
 class MainFailed(Exception):

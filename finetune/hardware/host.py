@@ -19,7 +19,7 @@ from pathlib import Path
 
 from finetune.hardware.cores import usable_cores
 from finetune.hardware.memory import free_bytes, swap_bytes, total_bytes
-from finetune.hardware.mounts import mount_of
+from finetune.hardware.mounts import SHARED_MEMORY, mount_of, room_of
 from finetune.paths import PACKAGE
 
 PROBE_BYTES, CHUNK_BYTES, PROBE_SECONDS = 256 * 2**20, 8 * 2**20, 1.5
@@ -100,7 +100,7 @@ def read_host(folder: Path, *, measure_disk: bool) -> Host:
         free_memory_bytes=free_bytes(),
         swap_bytes=swap_bytes(),
         cores=usable_cores(),
-        shared_memory_bytes=_shared_memory(),
+        shared_memory_bytes=room_of(SHARED_MEMORY).total_bytes if SHARED_MEMORY.is_dir() else 0,
         open_files=soft,
         open_files_possible=hard,
         disk=_disk(folder, measure_disk),
@@ -113,23 +113,21 @@ def read_host(folder: Path, *, measure_disk: bool) -> Host:
     )
 
 
-def _shared_memory() -> int:
-    try:
-        system = os.statvfs("/dev/shm")
-    except OSError:
-        return 0
-    return system.f_blocks * system.f_frsize
-
-
 def _disk(folder: Path, measured: bool) -> Disk:
     folder = folder.expanduser().absolute()
-    nearest = next(one for one in (folder, *folder.parents) if os.path.exists(one))  # False: may not be seen
-    mount, kind = mount_of(nearest.resolve())
-    system = os.statvfs(nearest)
-    free = system.f_bavail * system.f_frsize
-    files = system.f_favail if system.f_files else None
-    speed, problem = _write_speed(nearest, free) if measured else (None, "")
-    return Disk(str(folder), str(nearest), str(mount), kind, free, files, speed, problem)
+    room = room_of(folder)
+    mount, kind = mount_of(room.nearest.resolve())
+    speed, problem = _write_speed(room.nearest, room.free_bytes) if measured else (None, "")
+    return Disk(
+        folder=str(folder),
+        nearest=str(room.nearest),
+        mount=str(mount),
+        kind=kind,
+        free_bytes=room.free_bytes,
+        free_files=room.free_files,
+        write_bytes_s=speed,
+        problem=problem,
+    )
 
 
 def _write_speed(folder: Path, free: int) -> tuple[float | None, str]:

@@ -37,6 +37,8 @@ def answer(overrides: list[str]) -> list[Planned]:
     machines = [word for word in overrides if word.startswith("hardware=[")]
     if not machines:
         return [_answer_one(overrides)]
+    if not machines[-1].endswith("]"):
+        raise UserError(f"{machines[-1]}: the list has no end, e.g. hardware=[1x_h200,4x_rtx4090]")
     rest = [word for word in overrides if word not in machines]
     names = [name.strip() for name in machines[-1].removeprefix("hardware=[").removesuffix("]").split(",")]
     if not all(names):

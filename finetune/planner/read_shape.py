@@ -62,11 +62,18 @@ def read_shape(model: ModelConfig, subject: str = "the model") -> Shape:
     if missing and fetch_config(model):
         return read_shape(model, subject)
     if missing:
-        where = ", ".join(f"model.shape.{name}" for name in missing)
+        where = _keys(missing)
         why = f"these sizes of {model.name_or_path} are not known here: {_nothing_stored(model)}"
         fix = "Set them, or name a local folder of the model; `model=NAME` of conf/model has them."
+        if not os.path.isdir(os.path.expanduser(model.name_or_path)):
+            where, why = f"model.name_or_path={model.name_or_path}", _nothing_stored(model)
+            fix = f"Check it; to plan without its files set {_keys(missing)}."
         raise UnknownSizes([Problem(where, why, fix)], subject)
     return _shape(sizes)
+
+
+def _keys(names: list[str]) -> str:
+    return ", ".join(f"model.shape.{name}" for name in names)
 
 
 def _nothing_stored(model: ModelConfig) -> str:

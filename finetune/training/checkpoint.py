@@ -52,6 +52,11 @@ def state_file(rank: int, number: int) -> str:
     return f"state/rank-{rank:05d}-{number:03d}.safetensors"
 
 
+def state_files_of(folder: Path, rank: int) -> list[Path]:
+    """What a rank has written of its tensors so far, whole or not."""
+    return list(folder.glob(f"state/rank-{rank:05d}-*"))
+
+
 def missing_part(files: Iterable[str], num_processes: int) -> str:
     """Which part of a resumable state is not among the files."""
     names = set(files)

@@ -108,6 +108,8 @@ class _Words:
 def _words(before: Before, logs: Mapping[int, str], ended: Ended | None) -> list[_Words]:
     """What each rank said of its failure; of one that could say nothing, its log and how it ended."""
     run_dir, words = before.run_dir, []
+    if ended is not None and ended.failed_rank is None and ended.signal:
+        return [_Words(None, "", 0.0, ended.signal)]  # the launcher: all ranks only noticed it
     spoke = {
         int(file.name.split("-")[1].split(".")[0]): file for file in run_dir.logs.glob("rank-*.failed.json")
     }
@@ -147,7 +149,8 @@ def _first(words: list[_Words], before: Before, logs: Mapping[int, str]) -> Diag
         return None
     silent = tuple(other.rank for other in words if other.rank is not None and other.time == math.inf)
     clue = Clue(before.run_dir, before.config, before.facts, said.rank, said.text, logs, silent, before.kills)
-    who = "this process" if said.rank is None else f"rank {said.rank}"
+    alone = "the launcher" if said.sign else "this process"
+    who = alone if said.rank is None else f"rank {said.rank}"
     told = [cause.told.format(who=who), *cause.figures(clue)]
     return Diagnosis(cause.name, said.rank, masked("\n".join(told)), tuple(map(masked, cause.advice(clue))))
 

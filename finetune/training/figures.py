@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import resource
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,9 +17,9 @@ from finetune.config.schema import RunConfig
 from finetune.data.prepare import cache_root
 from finetune.hardware.cgroup import machine_oom_kills, oom_kills
 from finetune.hardware.memory import free_bytes, total_bytes
+from finetune.hardware.mounts import SHARED_MEMORY, Room, room_of
 from finetune.paths import RunDir
 
-SHARED_MEMORY = Path("/dev/shm")
 FULL_BYTES, FULL_SHARE = 2**20, 0.005
 """A file system with less than that free is called full."""
 
@@ -153,8 +151,9 @@ def shared_memory(clue: Clue) -> list[str]:
     who = f"trainer.dataloader_num_workers={workers} in each of {clue.facts.num_processes} processes"
     if not SHARED_MEMORY.is_dir():
         return [f"there is no {SHARED_MEMORY} here; {who}"]
-    disk = shutil.disk_usage(SHARED_MEMORY)
-    return [f"{SHARED_MEMORY} has {disk.total / 1e6:,.1f} MB, {disk.free / 1e6:,.1f} free now; {who}"]
+    room = room_of(SHARED_MEMORY)
+    sizes = f"{room.total_bytes / 1e6:,.1f} MB, {room.free_bytes / 1e6:,.1f} free now"
+    return [f"{SHARED_MEMORY} has {sizes}; {who}"]
 
 
 def disks(clue: Clue) -> list[str]:
@@ -168,20 +167,19 @@ def disks(clue: Clue) -> list[str]:
     }
     if named := re.search(r"(?:No space left on device|Disk quota exceeded): '(/[^']+)'", clue.text):
         places = {"the file that was written": Path(named[1]), **places}
-    found: dict[int, _FileSystem] = {}
+    found: dict[int, tuple[Room, list[str]]] = {}
     for use, place in places.items():
-        folder = _existing(place)
-        system = found.setdefault(folder.stat().st_dev, _FileSystem.of(folder))
-        system.uses.append(use)
-    full = [str(system) for system in found.values() if system.full]
+        room = room_of(place)
+        found.setdefault(room.nearest.stat().st_dev, (room, []))[1].append(use)
+    full = [_told(room, uses) for room, uses in found.values() if _is_full(room)]
     if full:
         return [f"full: {line}" for line in full]
-    free = "; ".join(map(str, found.values()))
+    free = "; ".join(_told(room, uses) for room, uses in found.values())
     return [f"none of these is full now (what could not be finished may have been removed): {free}"]
 
 
 def is_full(folder: Path) -> bool:
-    return _FileSystem.of(_existing(folder)).full
+    return _is_full(room_of(folder))
 
 
 def nccl_words(clue: Clue) -> list[str]:
@@ -236,37 +234,17 @@ def ranks_named(ranks: list[int]) -> str:
 _SIZE = r"([\d.]+ (?:bytes|[KMGT]iB))"
 
 
-@dataclass(slots=True)
-class _FileSystem:
-    folder: Path
-    free: int
-    total: int
-    inodes_left: bool
-    uses: list[str]
-
-    @staticmethod
-    def of(folder: Path) -> _FileSystem:
-        disk = os.statvfs(folder)
-        inodes_left = disk.f_files == 0 or disk.f_favail > 0  # 0: a file system that does not count them
-        return _FileSystem(
-            folder, disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, inodes_left, []
-        )
-
-    @property
-    def full(self) -> bool:
-        if self.total == 0:  # /proc and its like hold no files of anybody
-            return False
-        return not self.inodes_left or self.free < max(FULL_BYTES, FULL_SHARE * self.total)
-
-    def __str__(self) -> str:
-        inodes = "" if self.inodes_left else ", no inodes are left"
-        unit, name = (1e9, "GB") if self.total >= 1e9 else (1e6, "MB")
-        sizes = f"{self.free / unit:,.2f} of {self.total / unit:,.2f} {name} free"
-        return f"{self.folder} ({', '.join(self.uses)}): {sizes}{inodes}"
+def _is_full(room: Room) -> bool:
+    if room.total_bytes == 0:  # /proc and its like hold no files of anybody
+        return False
+    return room.free_files == 0 or room.free_bytes < max(FULL_BYTES, FULL_SHARE * room.total_bytes)
 
 
-def _existing(path: Path) -> Path:
-    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+def _told(room: Room, uses: list[str]) -> str:
+    inodes = ", no inodes are left" if room.free_files == 0 else ""
+    unit, name = (1e9, "GB") if room.total_bytes >= 1e9 else (1e6, "MB")
+    sizes = f"{room.free_bytes / unit:,.2f} of {room.total_bytes / unit:,.2f} {name} free"
+    return f"{room.nearest} ({', '.join(uses)}): {sizes}{inodes}"
 
 
 def _kills_told(before: Kills, after: Kills) -> str:

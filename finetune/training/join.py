@@ -27,7 +27,7 @@ from finetune.training.prepare import freed_when_refused, prepare_rows
 from finetune.training.process import end, guarded, keep_output
 from finetune.training.room import refuse_small_disk
 from finetune.training.sending import Sending
-from finetune.training.start import check_run, open_run
+from finetune.training.start import check_run, describe_machine, open_run
 from finetune.training.supervise import found_to_resume
 from finetune.training.worker import run
 
@@ -77,6 +77,7 @@ def open_together(
         if resume is None:
             lock.enter_context(held(run_dir, run.config.launch.machine_rank))
         say(f"run       {run_dir.path}")
+        describe_machine(run_dir)
         with freed_when_refused(run, run_dir, resume):
             fetch_model(run.config.model)
             refuse_small_disk(run.config, run.facts, run_dir)

@@ -27,7 +27,7 @@ from finetune.distributed.parent import end_with_parent
 from finetune.distributed.world import World, announce_failure, open_process_group
 from finetune.errors import FinetuneError
 from finetune.logs import set_up_logging
-from finetune.paths import RunDir
+from finetune.paths import RunDir, append_whole
 from finetune.report.record import report_end
 from finetune.secrets import masked
 from finetune.training.tracking import tracker_environment
@@ -39,7 +39,13 @@ def run_process(run_dir: RunDir, work: Callable[[RunDir], int]) -> NoReturn:
     end_with_parent()
     terminal = keep_output(run_dir, rank)
     set_up_logging(main=rank == 0)
-    end(guarded(run_dir, rank, work), terminal)
+    last_words: list[str] = []
+    code = guarded(run_dir, rank, work, last_words.append)
+    for told in last_words:  # into the log alone: the parent tells them on the terminal
+        terminal.close_log()
+        with suppress(OSError):
+            append_whole(run_dir.log(rank), masked(told).encode("utf-8", errors="backslashreplace"))
+    end(code, terminal)
 
 
 def end(code: int, terminal: Terminal | None = None) -> NoReturn:
@@ -55,7 +61,13 @@ def end(code: int, terminal: Terminal | None = None) -> NoReturn:
     os._exit(code)
 
 
-def guarded(run_dir: RunDir, rank: int, work: Callable[[RunDir], int]) -> int:
+def _to_stderr(told: str) -> None:
+    sys.stderr.write(told)
+
+
+def guarded(
+    run_dir: RunDir, rank: int, work: Callable[[RunDir], int], tell: Callable[[str], None] = _to_stderr
+) -> int:
     """Run `work`; a failure goes into the run folder, to the other ranks, and becomes an exit code."""
     try:
         return work(run_dir)
@@ -65,17 +77,21 @@ def guarded(run_dir: RunDir, rank: int, work: Callable[[RunDir], int]) -> int:
         known = isinstance(error, FinetuneError)
         code = error.exit_code if isinstance(error, FinetuneError) else 1
         told = str(error) if known and "FINETUNE_DEBUG" not in os.environ else traceback.format_exc()
-        record_failure(run_dir, rank, told, code)
+        recorded = record_failure(run_dir, rank, told, code)
         announce_failure()
-        sys.stderr.write(told.rstrip() + "\n")
+        (tell if recorded else _to_stderr)(told.rstrip() + "\n")
         return code
 
 
-def record_failure(run_dir: RunDir, rank: int, told: str, code: int) -> None:
+def record_failure(run_dir: RunDir, rank: int, told: str, code: int) -> bool:
+    """Write it down for the parent; False: the disk is full, and it can only be told here."""
     content = {"rank": rank, "time": time.time(), "exit_code": code, "told": masked(told)}
-    with suppress(OSError):  # a full disk: it is told on the terminal
+    try:
         run_dir.failure(rank).write_text(json.dumps(content), encoding="utf-8")
         report_end(run_dir, "failed", told)
+    except OSError:
+        return False
+    return True
 
 
 def keep_output(run_dir: RunDir, rank: int) -> Terminal:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from finetune.config.strategy import TRAITS
+from finetune.hardware.mounts import SHARED_MEMORY
 from finetune.training.figures import (
-    SHARED_MEMORY,
     Clue,
     address_limit,
     chosen_option,

@@ -32,6 +32,7 @@ from finetune.training.checkpoint import (
     publish,
     seal,
     state_file,
+    state_files_of,
 )
 from finetune.training.live import Live
 from finetune.training.room import too_small
@@ -173,6 +174,8 @@ class Saving:
                 )
         except Exception as error:  # noqa: BLE001 - it is raised in the main thread by `check`
             self._failed = error
+            for file in state_files_of(folder, self.rank):  # never whole now: room for what is told of it
+                file.unlink(missing_ok=True)
             with suppress(OSError):  # rank 0 need not wait for this rank's mark
                 (folder / f"{FAILED}{self.rank}").write_text(str(error), encoding="utf-8")
         self.longest_seconds = max(self.longest_seconds, time.perf_counter() - started)

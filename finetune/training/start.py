@@ -14,10 +14,12 @@ import secrets
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from importlib.metadata import distributions
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from finetune.config.compose import Composed, compose, save_config
@@ -175,6 +177,20 @@ def open_run(run: CheckedRun, resume: Resume | None = None) -> RunDir:
     return run_dir
 
 
+def describe_machine(run_dir: RunDir) -> None:
+    """Add the machine to environment.json beside the run: nvidia-smi takes seconds, a hanging one minutes."""
+
+    def describe() -> None:
+        machine = asdict(probe_machine(run_dir.path.parent, measure_disk=False))
+        # in place, and nothing new: the folder of a run that is refused meanwhile goes
+        with suppress(OSError), run_dir.environment.open("r+", encoding="utf-8") as file:
+            content = {**json.load(file), "machine": machine}
+            file.seek(0)
+            file.write(json.dumps(content, indent=2) + "\n")
+
+    Thread(target=describe, name="machine", daemon=True).start()
+
+
 def _write(run: CheckedRun, run_dir: RunDir) -> None:
     save_config(run.config, run_dir.config)
     save_facts(run.facts, run_dir.facts)
@@ -183,9 +199,7 @@ def _write(run: CheckedRun, run_dir: RunDir) -> None:
         record = json.dumps(as_record(run.plan, run.composed.config), indent=2)
         run_dir.plan.write_text(f"{record}\n", encoding="utf-8")
     write_launch_file(run_dir.accelerate, launch_file(run.facts, run.config.launch, run.config.distributed))
-    run_dir.environment.write_text(
-        json.dumps(_environment(Path(run.config.output_dir)), indent=2) + "\n", encoding="utf-8"
-    )
+    run_dir.environment.write_text(json.dumps(_environment(), indent=2) + "\n", encoding="utf-8")
 
 
 def _taken(run: CheckedRun, run_dir: RunDir) -> Refusal:
@@ -241,8 +255,8 @@ def _new_name(run: CheckedRun) -> str:
     return f"{stem}-{run.facts.strategy.value}-{stamp}-{secrets.token_hex(2)}"
 
 
-def _environment(folder: Path) -> dict[str, Any]:
-    """Versions, machine and git revision, for the record."""
+def _environment() -> dict[str, Any]:
+    """Versions, devices and git revision, for the record; `describe_machine` adds the rest."""
     names = (
         "torch",
         "transformers",
@@ -264,6 +278,6 @@ def _environment(folder: Path) -> dict[str, Any]:
         "packages": versions,
         "platform": platform.platform(),
         "devices": asdict(probe_devices()),
-        "machine": asdict(probe_machine(folder, measure_disk=False)),
+        "machine": None,
         "git_revision": revision.stdout.strip() or None,
     }

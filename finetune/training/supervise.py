@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from finetune.training.pull import brought_here
 from finetune.training.resume import NEVER, Resume, resume_lines
 from finetune.training.room import refuse_small_disk
 from finetune.training.sending import Sending
-from finetune.training.start import CheckedRun, open_run, to_resume
+from finetune.training.start import CheckedRun, describe_machine, open_run, to_resume
 
 Say = Callable[[str], None]
 
@@ -52,6 +52,7 @@ def _start_and_wait(
                 fetch_model(run.config.model)
                 refuse_small_disk(run.config, run.facts, run_dir)
                 with Workers(run_dir, run.facts, run.config.launch, relay) as workers:
+                    describe_machine(run_dir)
                     prepare_rows(run, run_dir, say)
                     sending.start()
                     ended = workers.wait()
@@ -59,13 +60,13 @@ def _start_and_wait(
             _tell_diagnosis(before, refused, say)
             raise
         except (Exception, SystemExit) as error:
-            report_end(run_dir, "interrupted" if isinstance(error, SystemExit) else "failed", str(error))
-            report_diagnosis(run_dir, _tell_diagnosis(before, error, say))
+            status = "interrupted" if isinstance(error, SystemExit) else "failed"
+            _report(run_dir, status, str(error), _tell_diagnosis(before, error, say), say)
             code = int(error.code or 0) if isinstance(error, SystemExit) else 1
             run_hook(run.config, run_dir, code, say)
             raise
         if ended.exit_code != 0 and not ended.told and not run_dir.report.exists():
-            report_end(run_dir, "interrupted", "stopped before the first step")
+            _report(run_dir, "interrupted", "stopped before the first step", None, say)
         return run_dir, _ended_with_hook(before, ended, sending, say, at_once=workers.at_once)
 
 
@@ -111,7 +112,7 @@ def found_to_resume(run: CheckedRun, say: Say) -> Resume | None:
 
 def _ended_with_hook(before: Before, ended: Ended, sending: Sending, say: Say, *, at_once: bool) -> Ended:
     """How the run ended, after all of it is off the machine, and then the user's command for it."""
-    failure = _failure(before, ended)
+    failure = _failure(before, ended, say)
     lost = sending.finish(ended.exit_code, at_once=at_once)
     code = ended.exit_code or (RUN_FAILED if lost else 0)
     if lost and ended.exit_code != 0:
@@ -124,18 +125,25 @@ def _ended_with_hook(before: Before, ended: Ended, sending: Sending, say: Say, *
     return ended
 
 
-def _failure(before: Before, ended: Ended) -> RunFailed | None:
+def _failure(before: Before, ended: Ended, say: Say) -> RunFailed | None:
     if not ended.told:
         return None
     run_dir, found = before.run_dir, diagnose(before, ended)
     who = f"rank {ended.failed_rank} failed first" if ended.failed_rank is not None else "the run failed"
-    with suppress(OSError):  # a full disk: it is told on the terminal
-        if not run_dir.failure(ended.failed_rank or 0).exists():
-            report_end(run_dir, "failed", ended.told)
-        report_diagnosis(run_dir, found.record if found is not None else None)
+    # of what several ranks have reported the first failure stays
+    _report(run_dir, "failed", ended.told, found.record if found is not None else None, say)
     why = "".join(f"{line}\n" for line in found.lines) if found is not None else ""
     message = f"\n{why}{who}; output of every rank: {run_dir.logs}\n{ended.told}"
     return RunFailed(message, ended.exit_code)
+
+
+def _report(run_dir: RunDir, status: str, told: str, diagnosis: dict[str, Any] | None, say: Say) -> None:
+    """Into report.json, where the disk takes it."""
+    try:
+        report_end(run_dir, status, told)
+        report_diagnosis(run_dir, diagnosis)
+    except OSError as error:
+        say(f"WARNING   {run_dir.report} could not be written: {error.strerror}")
 
 
 def _tell_diagnosis(before: Before, error: BaseException, say: Say) -> dict[str, Any] | None:
@@ -163,6 +171,7 @@ def _continue_detached(path: str) -> int:
     try:
         with held(run_dir, rank), Sending(config, run_dir, _to_log) as sending:
             with Workers(run_dir, facts, config.launch) as workers:
+                describe_machine(run_dir)
                 sending.start()
                 ended = workers.wait()
             told = _ended_with_hook(before, ended, sending, _to_log, at_once=workers.at_once)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -119,12 +120,19 @@ def test_the_environment_of_the_shell_does_not_change_the_run(tmp_path: Path) ->
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)]
 )
 def test_a_signal_saves_a_checkpoint_and_leaves_no_process(number: int, code: int, tmp_path: Path) -> None:
-    with started(*LONG, at=tmp_path) as (process, run):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with started(*LONG, at=tmp_path, TMPDIR=str(scratch)) as (process, run):
         wait_for_step(run.path, 2)
         process.send_signal(signal.SIGHUP)
         process.send_signal(number)
-        assert process.wait(timeout=60) == code, process.stderr.read()
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == code, err
+        told = f"train was interrupted by {signal.Signals(number).name}: what the run has written stays"
+        assert told in err
         assert_all_gone(run.path)
+        assert not list(scratch.glob("torchelastic_*"))
+        assert not list((run.path / "logs").glob(".*"))
         assert run.report["status"] == "interrupted"
         checkpoints = list((run.path / "checkpoints").glob("checkpoint-*"))
         assert len(checkpoints) == 1
@@ -141,12 +149,17 @@ def test_a_signal_ends_the_preparation_of_data_too(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
-    with started(*LONG, at=tmp_path, PYTHONPATH=path) as (process, run):
+    with started(*LONG, "--json", at=tmp_path, PYTHONPATH=path) as (process, run):
         deadline = time.monotonic() + 60
         while len(processes_of(run.path)) < 3 and time.monotonic() < deadline:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 130
+        out, err = process.communicate(timeout=40)
+        assert process.returncode == 130
+        told = "train was interrupted by SIGINT: what the run has written stays in its folder"
+        assert json.loads(out)["exit_code"] == 130
+        assert json.loads(out)["error"].startswith(told)
+        assert told in err
         assert_all_gone(run.path)
         assert run.report["status"] == "interrupted"
 

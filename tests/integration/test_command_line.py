@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.front_door import REPOSITORY, environment, finetune
+from tests.front_door import REPOSITORY, environment, finetune, wait_for
 
 NOT_BUILT = ("fetch", "evaluate", "generate", "report")
 
@@ -70,7 +72,7 @@ def test_a_verb_that_is_not_built_says_so(verb: str, capsys: pytest.CaptureFixtu
     assert f"finetune {verb} is not built yet" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", ["trian", "--jsn", "--multirun"])
+@pytest.mark.parametrize("word", ["trian", "--jsn", "--multirun", "--json=1", "--quick=yes"])
 def test_a_stray_word_or_flag_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     from finetune.cli import main
 
@@ -149,3 +151,67 @@ def test_the_help_of_a_verb_lists_its_own_flags(capsys: pytest.CaptureFixture[st
         "prepare": (False, False),
     }
     assert "usage: python -m finetune merge RUN" in shown["merge"]
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code", "told"),
+    [
+        (">&-", 1, "cannot be written to stdout or stderr: it is closed"),
+        ("> /dev/full", 1, "cannot be written to stdout or stderr: No space left on device"),
+        ("2> /dev/full", 0, ""),
+        ("| true", 141, ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_told_without_a_traceback(
+    redirect: str, code: int, told: str
+) -> None:
+    shell = f"set -o pipefail; {sys.executable} -m finetune --help {redirect}"
+    command = ["bash", "-c", shell]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_letter_that_the_terminal_lacks_is_escaped(tmp_path: Path) -> None:
+    said = finetune("trian_\u00fc", at=tmp_path, PYTHONIOENCODING="ascii")
+    assert said.code == 2
+    assert finetune("plan", "--help", "x=\u00fc", at=tmp_path, PYTHONIOENCODING="ascii").code == 0
+    words = ["recipe=tiny_lora", "launch.device=cpu", "run_name=\u00fc", "--dry-run"]
+    dry = finetune(*words, at=tmp_path, PYTHONIOENCODING="ascii")
+    assert dry.code == 0, dry.err
+    assert "\\xfc (not started: --dry-run" in dry.out
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGHUP", 129), ("SIGINT", 130)])
+def test_an_interrupted_verb_says_what_it_was_and_what_is_left(
+    number: str, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, sys\n"
+        "if 'finetune' in sys.orig_argv:\n"
+        "    import time, finetune.data.prepare as prepare\n"
+        "    wait = lambda *given, **more: (pathlib.Path('begun').touch(), time.sleep(300))\n"
+        "    prepare.prepare_data = wait\n",
+        encoding="utf-8",
+    )
+    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "finetune", "prepare", "recipe=tiny_lora", "--json"],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for("beginning", (tmp_path / "begun").exists, seconds=60)
+        process.send_signal(getattr(signal, number))
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
+    told = f"prepare was interrupted by {number}: nothing is left but what had been prepared whole"
+    assert process.returncode == code
+    assert err.splitlines()[-1] == told
+    assert json.loads(out) == {"error": told, "exit_code": code}

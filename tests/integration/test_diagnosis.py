@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.front_door import assert_all_gone, environment, finetune, started
+from tests.front_door import assert_all_gone, environment, finetune, started, wait_for_step
 
 LONG = ["recipe=tiny_lora", "trainer.max_steps=100000", "launch.device=cpu", "launch.num_processes=2"]
 TORCHRUN = ("torch.distributed.run", "--nproc_per_node=2", "--standalone")
@@ -112,6 +113,23 @@ def test_a_rank_that_somebody_killed_is_not_said_to_have_had_too_little_memory(t
     else:
         assert "if nobody did that, the kernel did because memory was short: see dmesg" in told
     assert (outcome.report["diagnosis"]["cause"], outcome.report["diagnosis"]["rank"]) == ("killed", 1)
+
+
+@pytest.mark.soak
+def test_a_launcher_that_was_killed_is_told_once_and_its_workers_save_before_they_end(tmp_path: Path) -> None:
+    with started(*LONG, at=tmp_path) as (process, run):
+        wait_for_step(run.path, 2)
+        launchers = psutil.Process(process.pid).children()
+        next(one for one in launchers if "accelerate.commands.launch" in one.cmdline()).kill()
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 1, err
+        assert "diagnosis the launcher was killed by SIGKILL" in " ".join(err.split())
+        assert err.rstrip().endswith("which starts and watches the ranks, was ended by SIGKILL.")
+        assert "Traceback" not in out + err
+        assert len(list((run.path / "checkpoints").glob("checkpoint-*"))) == 1
+        assert run.report["status"] == "failed"
+        assert run.report["diagnosis"]["cause"] == "killed"
+        assert_all_gone(run.path)
 
 
 @pytest.mark.soak

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from finetune.model.export import Written, checksum
-from finetune.model.reopen import LiveModel, check_tensors
+from finetune.model.reopen import LiveModel, check_tensors, equal_losses
 
 START = {"a.lora_A.weight": torch.rand(2, 4), "a.lora_B.weight": torch.zeros(4, 2)}
 TRAINED = {"a.lora_A.weight": START["a.lora_A.weight"] + 1, "a.lora_B.weight": torch.rand(4, 2)}
@@ -59,3 +59,19 @@ def test_an_empty_folder_is_noticed(tmp_path: Path) -> None:
 
 def test_an_adapter_that_did_not_move_is_noticed(tmp_path: Path) -> None:
     assert failed(START, tmp_path, live=START) == {"the adapter left its start"}
+
+
+@pytest.mark.parametrize(
+    ("live", "reopened", "same", "absolute"),
+    [
+        (1.0, 1.00005, True, False),
+        (0.01, 0.0100023, True, True),
+        (1.0, 1.01, False, True),
+        (1.0, float("nan"), False, False),
+    ],
+)
+def test_a_loss_is_the_same_by_a_rule_that_is_named(
+    live: float, reopened: float, same: bool, absolute: bool
+) -> None:
+    found, told = equal_losses(live, reopened, 1e-4)
+    assert (found, "in absolute numbers" in told) == (same, absolute)

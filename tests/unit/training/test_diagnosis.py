@@ -127,6 +127,14 @@ def test_a_signal_that_leaves_no_words_is_recognised(signal: str, cause: str, be
     assert (found.cause, found.rank) == (cause, 1)
 
 
+def test_of_a_launcher_that_was_killed_the_ranks_losses_are_only_the_consequence(before: Before) -> None:
+    failed(before, 1, documented("lost_process"))
+    found = diagnose(before, Ended(1, None, "The launcher was ended by SIGKILL.", "SIGKILL"))
+    assert found is not None
+    assert (found.cause, found.rank) == ("killed", None)
+    assert found.told.startswith("the launcher was killed by SIGKILL")
+
+
 def test_the_cause_is_told_and_not_its_consequence_although_that_came_first(before: Before) -> None:
     failed(before, 0, documented("lost_process"), time=1.0)
     failed(before, 2, documented("nccl_error"), time=2.0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from finetune.errors import Refusal
 from finetune.training import start
-from finetune.training.start import check_run, open_run, to_resume
+from finetune.training.start import check_run, describe_machine, open_run, to_resume
+from tests.front_door import wait_for
 
 
 def test_an_end_while_the_folder_is_made_leaves_its_name_free(
@@ -23,7 +25,7 @@ def test_an_end_while_the_folder_is_made_leaves_its_name_free(
     ]
     run = check_run(words)
     with monkeypatch.context() as patched:
-        patched.setattr(start, "_environment", lambda folder: 1 / 0)
+        patched.setattr(start, "_environment", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             open_run(run)
     assert list((tmp_path / "runs").iterdir()) == []
@@ -35,4 +37,7 @@ def test_an_end_while_the_folder_is_made_leaves_its_name_free(
     assert list((tmp_path / "runs").iterdir()) == [opened.path]
     with pytest.raises(Refusal, match="is there already"):
         open_run(run)
+    assert json.loads(opened.environment.read_text())["machine"] is None  # asked beside the workers
+    describe_machine(opened)
+    wait_for("machine", lambda: '"provider"' in opened.environment.read_text(), seconds=30)
     assert to_resume(run) is not None
