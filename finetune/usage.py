@@ -77,5 +77,20 @@ examples:
 keys: model.* alone (where the base is, and how it is opened).
 exit: 0 written and verified, 1 it failed (nothing is left), 2 something to change (told in one message)"""
 
-OWN = {"doctor": DOCTOR, "rehearse": REHEARSE, "scale": SCALE, "merge": MERGE}
+REPORT = """\
+usage: python -m finetune report RUN [RUN ...] [flags]
+
+RUN is a run's folder, whatever its state: finished, failed, broken, or still running. One run: report.html in
+its folder (report.json there is the run's own). Several: report.html and report.json in ./comparison-TIME/,
+with their curves over each other, the keys that differ and what each came to. A page is one file: no network,
+no server. What is missing of a run is told on the page and in `missing` lines.
+
+examples:
+  python -m finetune report runs/X
+  python -m finetune report runs/one_card runs/two_cards
+  python -m finetune report runs/lora runs/qlora --json
+
+exit: 0 written, 2 something to change (told in one message)"""
+
+OWN = {"doctor": DOCTOR, "rehearse": REHEARSE, "scale": SCALE, "merge": MERGE, "report": REPORT}
 """Verbs with a text of their own."""

@@ -16,13 +16,13 @@ VERBS = {
     "rehearse": "the whole run with a shrunken twin of the model on CPU processes: kill, resume, reload",
     "scale": "short runs on 1, 2, 4 ... processes: time per step, speed-up, verdict",
     "merge": "a run's model, or an adapter on its base -> one standalone model folder, verified",
+    "report": "one run, or several side by side, as a page: curves, memory, samples, settings, cost",
 }
 DEFAULT = "train"
 NOT_BUILT = {
     "fetch": "brings model and data of a recipe here",
     "evaluate": "loss, perplexity and accuracy of a run or a model",
     "generate": "answer a prompt, a file of prompts, or chat",
-    "report": "one run, or several side by side",
 }
 KEPT = {
     "train": "what the run has written stays in its folder, its checkpoints too",

@@ -24,11 +24,16 @@ def data_page(splits: dict[str, dict[str, Any] | None], lines: list[str]) -> str
     body = [f"<pre>{escape(chr(10).join(lines))}</pre>"]
     for name, said in splits.items():
         if said is not None:
-            body += [f"<h2>{escape(name)}</h2>", _lengths(said["lengths"]), *map(_sample, said["samples"])]
+            body += [f"<h2>{escape(name)}</h2>", split_content(said)]
     head = f'<meta charset="utf-8"><title>Prepared data</title><style>{STYLE}</style>'
     legend = "<p>Learnt text is <mark>marked</mark>; the rest is only read.</p>"
     content = "\n".join(["<h1>Prepared data</h1>", legend, *body])
     return f"<!doctype html><html lang=en><head>{head}</head><body>{content}</body></html>\n"
+
+
+def split_content(said: dict[str, Any]) -> str:
+    """Lengths as bars and the first samples of one split."""
+    return "\n".join([_lengths(said["lengths"]), *map(_sample, said["samples"])])
 
 
 def _lengths(bars: list[dict[str, int]]) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from finetune.paths import RunDir, write_whole
+from finetune.report.page import page_at_end
+from finetune.report.times import note_end
 from finetune.secrets import masked
 
 
@@ -63,14 +65,18 @@ def last_step(run_dir: RunDir) -> dict[str, Any]:
 
 def report_end(run_dir: RunDir, status: str, told: str) -> None:
     """Mark a run as `failed` or `interrupted`, keeping what is known of it."""
+    note_end(run_dir)
     known = read_report(run_dir) if run_dir.report.exists() else {}
     Report(run_dir, {**known, "status": status, "error": told}).write()
 
 
 def report_diagnosis(run_dir: RunDir, diagnosis: dict[str, Any] | None) -> None:
-    """Add the known cause of a failure; null: none is known."""
+    """Add the known cause of a failure (null: none is known), which is the last that is said, and make the
+    page.
+    """
     known = read_report(run_dir) if run_dir.report.exists() else {}
     Report(run_dir, {**known, "diagnosis": diagnosis}).write()
+    page_at_end(run_dir)
 
 
 def summary(history: list[dict[str, Any]], steps_made: int) -> dict[str, Any]:

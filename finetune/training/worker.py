@@ -14,13 +14,16 @@ from finetune.config.facts import load_facts
 from finetune.config.rules import RunFacts
 from finetune.config.saved import load_config
 from finetune.config.schema import RunConfig
+from finetune.distributed.world import current_world
 from finetune.model.adapter import attach_adapter
 from finetune.model.attention import choose_attention
 from finetune.model.load import LoadedModel, checkpoint_class, load_model, model_config
 from finetune.model.tokenizer import load_tokenizer
 from finetune.model.vocabulary import give_rows
 from finetune.paths import RunDir
+from finetune.report.page import page_at_end
 from finetune.report.record import Report
+from finetune.report.times import note_end, note_start
 from finetune.training.arguments import sft_arguments
 from finetune.training.build import build_trainer, record_training
 from finetune.training.callbacks import StopSignals
@@ -37,12 +40,17 @@ log = logging.getLogger("finetune.training.worker")  # `__main__` in a process o
 def run(run_dir: RunDir) -> int:
     """Train once, inside a world of processes; returns the exit code."""
     config, facts = load_config(run_dir.config), load_facts(run_dir.facts)
-    report = Report(run_dir)
+    report, main = Report(run_dir), current_world().is_main
+    if main:
+        note_start(run_dir)
     with StopSignals() as stop:
         saved = train(config, facts, run_dir, report, stop)
         free_memory()
         if saved is not None and saved.is_main:
             prove_saved_model(report, saved, config, facts, run_dir)
+    if main:
+        note_end(run_dir)
+        page_at_end(run_dir)
     return 128 + stop.agreed if saved is None else 0
 
 

@@ -1,0 +1,160 @@
+"""What do the lines of `metrics.jsonl` come to: one curve for each value, thinned where it is long?"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+VALUES = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second")
+POINTS = 2000
+"""Of a curve that are shown at most: a screen has no more columns."""
+NAMED = 5
+"""Steps or lines that a note names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One value over the run, each number as the run logged it."""
+
+    steps: array[float] = field(default_factory=lambda: array("d"))
+    epochs: array[float] = field(default_factory=lambda: array("d"))
+    tokens: array[float] = field(default_factory=lambda: array("d"))
+    seconds: array[float] = field(default_factory=lambda: array("d"))
+    """Of training so far; NaN here and in epochs and tokens: it was not logged."""
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def thinned(self, points: int = POINTS) -> Curve:
+        """At most so many points: the first, the last, and the lowest and highest of equal stretches."""
+        count = len(self.values)
+        if count <= points:
+            return self
+        values = np.frombuffer(self.values)
+        kept = {0, count - 1}
+        for part in np.array_split(np.arange(1, count - 1), (points - 2) // 2):
+            kept |= {int(part[values[part].argmin()]), int(part[values[part].argmax()])}
+        chosen = sorted(kept)
+        return Curve(*(array("d", np.frombuffer(column)[chosen].tolist()) for column in self.columns()))
+
+    def columns(self) -> tuple[array[float], ...]:
+        return self.steps, self.epochs, self.tokens, self.seconds, self.values
+
+    def as_record(self) -> dict[str, list[float | None]]:
+        names = ("steps", "epochs", "tokens", "seconds", "values")
+        return {
+            name: [None if math.isnan(value) else value for value in column]
+            for name, column in zip(names, self.columns(), strict=True)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """All that was logged."""
+
+    curves: dict[str, Curve]
+    """Those with a point at least."""
+    notes: list[str]
+    last_step: int | None
+    training_seconds: float | None
+    """Of the logged steps: their tokens by their tokens a second. Evaluations are left out."""
+
+    def first(self, name: str) -> float | None:
+        return self.curves[name].values[0] if name in self.curves else None
+
+    def last(self, name: str) -> float | None:
+        return self.curves[name].values[-1] if name in self.curves else None
+
+    @property
+    def thinned_from(self) -> int:
+        """The points of the longest curve that is not shown whole; 0: all are."""
+        longest = max((len(curve.values) for curve in self.curves.values()), default=0)
+        return longest if longest > POINTS else 0
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Read line by line: a run of a million steps must not fill the memory."""
+    curves = {name: Curve() for name in VALUES}
+    notes, broken, not_finite = [], _Places("line"), {name: _Places("step") for name in VALUES}
+    last_step, tokens, seconds, epoch, known = None, 0.0, 0.0, math.nan, False
+    try:
+        for line, entry in _entries(path):
+            step = number(entry.get("step")) if entry is not None else None
+            if entry is None or step is None:
+                broken.add(line)
+                continue
+            last_step = int(step)
+            epoch = _or_nan(entry.get("epoch"))
+            speed, made = number(entry.get("tokens_per_second")), number(entry.get("tokens"))
+            if speed and made is not None and made > tokens:
+                tokens, seconds, known = made, seconds + (made - tokens) / speed, True
+            for name in VALUES:
+                value = number(entry.get(name))
+                if value is not None:
+                    counted = known or step == 0
+                    so_far = (tokens, seconds) if counted else (math.nan, math.nan)
+                    point = (step, epoch, *so_far, value)
+                    for column, part in zip(curves[name].columns(), point, strict=True):
+                        column.append(part)
+                elif name in entry:
+                    not_finite[name].add(last_step)
+    except FileNotFoundError:
+        notes.append("metrics.jsonl is not there: no step was logged, so there are no curves.")
+    except OSError as error:
+        notes.append(f"metrics.jsonl cannot be read: {error.strerror}.")
+    else:
+        if last_step is None:
+            notes.append("metrics.jsonl holds no step, so there are no curves.")
+    if broken.count:
+        notes.append(f"metrics.jsonl: {broken} cannot be read, and are left out.")
+    for name, places in not_finite.items():
+        if places.count:
+            notes.append(f"{name} is no finite number at {places}: the curve leaves it out.")
+    found = {name: curve for name, curve in curves.items() if curve.values}
+    return Metrics(found, notes, last_step, seconds if known else None)
+
+
+def number(value: Any) -> float | None:
+    """A finite number as it stands; None for anything else."""
+    if type(value) is not float and type(value) is not int:
+        return None
+    return value if abs(value) <= sys.float_info.max else None  # NaN is not, and an int may be longer
+
+
+@dataclass(slots=True)
+class _Places:
+    """Where something was found: how often, and the first places."""
+
+    kind: str
+    count: int = 0
+    named: list[int] = field(default_factory=list)
+
+    def add(self, place: int) -> None:
+        self.count += 1
+        if len(self.named) < NAMED:
+            self.named.append(place)
+
+    def __str__(self) -> str:
+        more = f" and {self.count - len(self.named):,} more" if self.count > len(self.named) else ""
+        return f"{self.kind}{'s' * (self.count > 1)} {', '.join(map(str, self.named))}{more}"
+
+
+def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    with path.open("rb") as file:
+        for place, line in enumerate(file, start=1):
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
+                entry = None
+            yield place, entry if isinstance(entry, dict) else None
+
+
+def _or_nan(value: Any) -> float:
+    found = number(value)
+    return math.nan if found is None else found

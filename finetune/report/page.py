@@ -1,0 +1,244 @@
+"""One run as one HTML page: `report.html` in its folder, made at its end or at any time before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from finetune.paths import RunDir, write_whole
+from finetune.report.charts import charts_of
+from finetune.report.cost import Cost, cost_of
+from finetune.report.data_page import split_content
+from finetune.report.metrics import POINTS, Metrics, number
+from finetune.report.reading import Reading, at, read_run
+from finetune.report.render import render
+from finetune.report.results import measured_memory, memory_kind, planned_memory, results_of
+from finetune.report.settings import leaves, settings_of
+from finetune.report.shown import (
+    NOT_KNOWN,
+    shown_count,
+    shown_hours,
+    shown_loss,
+    shown_money,
+    shown_seconds,
+    shown_size,
+    shown_value,
+)
+
+log = logging.getLogger(__name__)
+
+PAGE = "report.html"
+CLASSES = {"completed": "good", "failed": "bad", "interrupted": "warn"}
+
+
+def page_at_end(run_dir: RunDir) -> None:
+    """Make the page of a run that has ended; what goes wrong with it is told, and changes no run's result."""
+    try:
+        write_page(read_run(run_dir))
+    except Exception as error:  # noqa: BLE001 - a model that is saved and checked is not lost over its page
+        what = f"{type(error).__name__}: {error}"
+        log.warning("report.html could not be made (%s); try: finetune report %s", what, run_dir.path)
+
+
+def write_page(reading: Reading) -> Path:
+    """Write `report.html` into the run's folder."""
+    page = reading.run_dir.path / PAGE
+    write_whole(page, run_page(reading))
+    return page
+
+
+def run_page(reading: Reading) -> str:
+    """The page as text."""
+    cost, name = cost_of(reading), reading.run_dir.path.name
+    report = reading.report
+    return render(
+        "run.html",
+        charts_of({name: reading.metrics}),
+        name=name,
+        folder=str(reading.run_dir.path),
+        status=reading.status,
+        status_class=CLASSES.get(reading.status, ""),
+        sentence=_sentence(reading),
+        figures=_figures(reading, cost),
+        failure=_failure(reading),
+        missing=reading.missing,
+        thinned=thinned_lines({name: reading.metrics}),
+        memory=_memory(reading),
+        checks=_checks(report.get("verified")),
+        model_path=report.get("model_path") or "It did not pass, and is not offered as a model.",
+        answers=reading.answers,
+        splits=_splits(reading),
+        settings=settings_of(reading),
+        environment=leaves(reading.environment),
+        machine=_machine(reading),
+    )
+
+
+def thinned_lines(runs: dict[str, Metrics]) -> list[str]:
+    """Say which curves are not shown whole."""
+    return [
+        f"{name}: of {metrics.thinned_from:,} points {POINTS:,} are drawn: the lowest and the highest of "
+        "each stretch. metrics.jsonl has all of them."
+        for name, metrics in runs.items()
+        if metrics.thinned_from
+    ]
+
+
+def _sentence(reading: Reading) -> str:
+    """What ran, as far as it is known."""
+    count = reading.processes
+    parts = [
+        shown_value(at(reading.config, "adapter", "method") or ""),
+        shown_value(reading.strategy or ""),
+        f"{count} process{'es' * (count > 1)}" if count is not None else "",
+        shown_value(at(reading.report, "precision") or reading.facts.get("precision") or ""),
+    ]
+    if reading.status == "running":
+        parts.append(f"at step {shown_count(reading.metrics.last_step)}")
+    return ", ".join(part for part in parts if part)
+
+
+def _figures(reading: Reading, cost: Cost) -> list[tuple[str, str, str]]:
+    """Name, value, and a few words below it."""
+    found = results_of(reading, cost)
+    devices = f"{cost.devices} {cost.device}" if cost.devices is not None else ""
+    planned = found["planned_memory_bytes"]
+    return [
+        ("steps", shown_count(found["steps"]), ""),
+        ("loss", shown_loss(found["final_loss"]), f"at first {shown_loss(found['first_loss'])}"),
+        ("loss on held-out rows", shown_loss(found["eval_loss"]), ""),
+        ("tokens per second", shown_count(found["tokens_per_second"]), ""),
+        ("learnt tokens", shown_count(found["supervised_tokens"]), ""),
+        (
+            "memory of a process",
+            shown_size(found["peak_memory_bytes"]),
+            "" if planned is None else f"planned up to {shown_size(planned)}",
+        ),
+        ("time", shown_seconds(cost.seconds), cost.how),
+        ("training steps alone", shown_seconds(cost.training_seconds), "evaluations aside"),
+        (f"{'GPU' if cost.device == 'GPU' else 'process'} hours", shown_hours(cost.device_hours), devices),
+        ("cost", shown_money(cost.money, cost.currency), cost.no_money),
+    ]
+
+
+def _failure(reading: Reading) -> dict[str, Any] | None:
+    """The diagnosis, and what the processes said themselves; None where nothing failed."""
+    error, diagnosis = reading.report.get("error"), at(reading.report, "diagnosis")
+    if not (error or diagnosis or reading.failures):
+        return None
+    advice = at(diagnosis, "advice")
+    words = list(reading.failures.items())
+    if error and str(error) not in reading.failures.values():
+        words.insert(0, ("the run", str(error)))
+    return {
+        "told": str(at(diagnosis, "told") or "").splitlines(),
+        "advice": advice if isinstance(advice, list) else [],
+        "words": words,
+    }
+
+
+def _memory(reading: Reading) -> dict[str, Any]:
+    measured, planned = measured_memory(reading), planned_memory(reading)
+    upper = planned.get("upper")
+    most = max([*measured.values(), *planned.values(), 1.0])
+    lines = [f"{100 * size / most:.2f}" for size in planned.values()]
+    rows = [
+        {
+            "rank": rank,
+            "size": shown_size(size),
+            "share": f"{size / upper:.0%}" if upper else "",
+            "width": f"{100 * size / most:.2f}",
+            "lines": lines,
+        }
+        for rank, size in measured.items()
+    ]
+    return {
+        "kind": memory_kind(reading),
+        "planned": {name: shown_size(size) for name, size in planned.items()},
+        "rows": rows,
+        "phases": _phases(at(reading.report, "forecast")),
+    }
+
+
+def _phases(forecast: Any) -> list[tuple[str, str, str]]:
+    """Planned and measured: each phase's memory, the longest forward pass, the step, the speed."""
+    phases = at(forecast, "memory", "phases")
+    rows = [
+        (str(name), *_sides(phase, shown_size))
+        for name, phase in (phases.items() if isinstance(phases, dict) else ())
+    ]
+    others = {
+        "micro_batch_tokens": ("tokens at once", shown_count),
+        "step_seconds": ("a step", shown_seconds),
+        "tokens_per_second": ("tokens per second", shown_count),
+    }
+    for name, (title, shown) in others.items():
+        if at(forecast, name) is not None:
+            rows.append((title, *_sides(forecast[name], shown)))
+    return rows
+
+
+def _sides(pair: Any, shown: Callable[[float | None], str]) -> tuple[str, str]:
+    planned, measured = number(at(pair, "planned")), number(at(pair, "measured"))
+    return "not planned" if planned is None else shown(planned), shown(measured)
+
+
+def _checks(verified: Any) -> list[dict[str, Any]]:
+    checks = verified if isinstance(verified, list) else []
+    names = ("name", "passed", "detail")
+    return [{name: at(check, name) for name in names} for check in checks if isinstance(check, dict)]
+
+
+def _splits(reading: Reading) -> list[dict[str, Any]]:
+    """The statistics of data.json; lengths and samples as the page of `finetune prepare` shows them."""
+    splits = []
+    for name in ("train", "eval"):
+        said = reading.data.get(name)
+        if not isinstance(said, dict):
+            continue
+        try:
+            content = Markup(split_content(said))
+        except (KeyError, TypeError, ValueError, AttributeError):  # said on the page
+            content = Markup("")
+        splits.append({"name": name, "facts": _data_facts(said), "content": content})
+    return splits
+
+
+def _data_facts(said: dict[str, Any]) -> list[tuple[str, str]]:
+    used, tokens = number(said.get("rows_used")), number(said.get("tokens"))
+    learnt, filled = number(said.get("supervised_tokens")), number(said.get("packing_efficiency"))
+    share = f" ({learnt / tokens:.1%})" if learnt is not None and tokens else ""
+    dropped = said.get("dropped")
+    reasons = (
+        [f"{count} {why}" for why, count in dropped.items()] if isinstance(dropped, dict) else [NOT_KNOWN]
+    )
+    facts = [
+        ("rows", f"{shown_count(used)} of {shown_count(number(said.get('rows_read')))} used"),
+        ("dropped", "; ".join(reasons) or "none"),
+        ("tokens", f"{shown_count(tokens)}, {shown_count(learnt)} learnt{share}"),
+        ("cut", shown_count(number(said.get("truncated")))),
+        ("repeats of another row", shown_count(number(said.get("duplicates")))),
+        ("format", shown_value(said.get("format"))),
+    ]
+    if filled is not None:
+        packed = f"into {shown_count(number(said.get('packed_rows')))} rows, {filled:.1%} filled"
+        facts.append(("packed", packed))
+    files = said.get("files")
+    return [*facts, ("files", ", ".join(map(str, files)) if isinstance(files, list) else NOT_KNOWN)]
+
+
+def _machine(reading: Reading) -> str:
+    seen = reading.environment
+    cards = at(seen, "devices", "gpu_names")
+    machine = ", ".join(map(str, cards)) if isinstance(cards, list) and cards else "no GPU"
+    parts = [
+        machine,
+        f"Python {seen.get('python', NOT_KNOWN)}",
+        f"torch {at(seen, 'packages', 'torch') or NOT_KNOWN}",
+        f"revision {seen.get('git_revision') or NOT_KNOWN}",
+    ]
+    return ", ".join(parts)
