@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.browser import CHROMIUM, NO_CHROMIUM
+
 FROM_LAUNCHERS = ("ACCELERATE_", "DEEPSPEED_", "FSDP_", "LOCAL_", "MASTER_", "TORCHELASTIC_")
 SCRATCH = pytest.StashKey[Path]()
 
@@ -36,6 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("network") and not network_allowed():
             item.add_marker(pytest.mark.skip(reason="reaches a hub: set FINETUNE_TEST_NETWORK=1"))
+        if item.get_closest_marker("browser") and CHROMIUM is None:
+            item.add_marker(pytest.mark.skip(reason=NO_CHROMIUM))
         cards = max((needed[mark.name] for mark in item.iter_markers() if mark.name in needed), default=0)
         if cards > usable_cards(cards):
             reason = f"needs {cards} CUDA device(s), torch can use {usable_cards(cards)} here"

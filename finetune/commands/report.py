@@ -19,14 +19,17 @@ from finetune.words import Words
 
 def main(words: Words) -> int:
     """Write the page; returns the exit code. What is missing of a run is told, and keeps nobody from one."""
-    if words.overrides:
-        raise UserError(f"report takes no keys: '{words.overrides[0]}'. It shows runs as they are.")
-    if not words.runs:
+    named = [word for word in words.overrides if Path(word).is_dir()]  # a folder may be called lr=0.1
+    keys = [word for word in words.overrides if word not in named]
+    if keys:
+        raise UserError(f"report takes no keys: '{keys[0]}'. It shows runs as they are.")
+    runs = (*words.runs, *named)
+    if not runs:
         raise UserError("report takes a RUN or several: folders of runs, as in runs/X.")
     problems: list[Problem] = []
-    found = find_runs(words.runs, problems)
+    found = find_runs(runs, problems)
     if problems:
-        raise Refusal(problems, f"report {' '.join(words.runs)}")
+        raise Refusal(problems, f"report {' '.join(runs)}")
     readings = [read_run(run_dir) for run_dir in found]
     folder = found[0].path if len(found) == 1 else None
     try:

@@ -53,7 +53,7 @@ def read_answers(path: Path) -> Answers:
         return Answers([], [], there=False)
     except OSError as error:
         return Answers([], [f"samples.jsonl cannot be read: {error.strerror}."], there=True)
-    notes = [f"samples.jsonl: {broken:,} of its lines cannot be read, and are left out."] if broken else []
+    notes = [f"samples.jsonl: what cannot be read is left out: {broken:,} of its lines."] if broken else []
     shown = [
         Answer(_shown(one.prompt), _shown(one.before), one.before_step, _shown(one.after), one.after_step)
         for one in found.values()

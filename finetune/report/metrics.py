@@ -112,7 +112,7 @@ def read_metrics(path: Path) -> Metrics:
         if last_step is None:
             notes.append("metrics.jsonl holds no step, so there are no curves.")
     if broken.count:
-        notes.append(f"metrics.jsonl: {broken} cannot be read, and are left out.")
+        notes.append(f"metrics.jsonl: what cannot be read is left out: {broken}.")
     for name, places in not_finite.items():
         if places.count:
             notes.append(f"{name} is no finite number at {places}: the curve leaves it out.")

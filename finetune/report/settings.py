@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from finetune.errors import FinetuneError, Problem
@@ -99,6 +100,7 @@ def _by(key: str, origin: dict[str, Any]) -> str:
     return str(origin.get(key, ""))
 
 
+@cache
 def _defaults() -> dict[str, Any]:
     from finetune.config.compose import compose  # Hydra: for this alone
 

@@ -48,9 +48,9 @@ def run(run_dir: RunDir) -> int:
         free_memory()
         if saved is not None and saved.is_main:
             prove_saved_model(report, saved, config, facts, run_dir)
-    if main:
-        note_end(run_dir)
-        page_at_end(run_dir)
+        if main:
+            note_end(run_dir)
+            page_at_end(run_dir)
     return 128 + stop.agreed if saved is None else 0
 
 
