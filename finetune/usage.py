@@ -92,5 +92,47 @@ examples:
 
 exit: 0 written, 2 something to change (told in one message)"""
 
-OWN = {"doctor": DOCTOR, "rehearse": REHEARSE, "scale": SCALE, "merge": MERGE, "report": REPORT}
+EVALUATE = """\
+usage: python -m finetune evaluate [RUN] [key=value ...] [flags]
+
+RUN is a run's folder, a checkpoint, an adapter or a whole model; without it the keys name a model. The rows
+are those that the run held out (data.eval, data.eval_fraction), or those of data.eval= or data.train= here,
+read as for training. The base that the run began with is measured beside it. Loss, perplexity and token
+accuracy count the supervised tokens; some rows are answered too, and held against their own last answer.
+
+examples:
+  python -m finetune evaluate runs/X
+  python -m finetune evaluate runs/X data.eval='[{path: rows.jsonl}]' --samples 500 --metric final_number
+  python -m finetune evaluate model=smollm2_135m data.eval=rows.jsonl --json
+  python -m finetune evaluate runs/X --tasks arc_easy,my_task.yaml --samples 0
+
+keys: recipe model.* data.* seed launch.device launch.num_processes trainer.per_device_eval_batch_size
+      trainer.bf16 trainer.fp16
+exit: 0 done, 1 it failed, 2 something to change (told in one message)"""
+
+GENERATE = """\
+usage: python -m finetune generate [RUN] [key=value ...] [flags]
+
+RUN is a run's folder, a checkpoint, an adapter or a whole model; without it the keys name a model. Prompts go
+through the chat template as in training. With neither --prompt nor --prompts: a chat, an answer to each line
+(/reset forgets what was said, Ctrl-C stops an answer, Ctrl-D ends); it works in a pipe too. --json prints one
+object a prompt, a line each.
+
+examples:
+  python -m finetune generate runs/X --prompt 'What is the opposite of big?' --compare
+  python -m finetune generate runs/X --prompts questions.jsonl --temperature 0 --json > answers.jsonl
+  python -m finetune generate runs/X
+
+keys: recipe model.* seed launch.device trainer.per_device_eval_batch_size trainer.bf16 trainer.fp16
+exit: 0 done, 1 it failed, 2 something to change (told in one message)"""
+
+OWN = {
+    "doctor": DOCTOR,
+    "rehearse": REHEARSE,
+    "scale": SCALE,
+    "merge": MERGE,
+    "report": REPORT,
+    "evaluate": EVALUATE,
+    "generate": GENERATE,
+}
 """Verbs with a text of their own."""

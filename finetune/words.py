@@ -15,14 +15,14 @@ VERBS = {
     "doctor": "is this machine all right for the recipe: cards, links, memory, disks, network, software",
     "rehearse": "the whole run with a shrunken twin of the model on CPU processes: kill, resume, reload",
     "scale": "short runs on 1, 2, 4 ... processes: time per step, speed-up, verdict",
+    "evaluate": "loss, perplexity, accuracy, exact match and answers of a run's model and its base on data",
+    "generate": "answer a prompt, a file of prompts, or chat, with a run's model or any other",
     "merge": "a run's model, or an adapter on its base -> one standalone model folder, verified",
     "report": "one run, or several side by side, as a page: curves, memory, samples, settings, cost",
 }
 DEFAULT = "train"
 NOT_BUILT = {
     "fetch": "brings model and data of a recipe here",
-    "evaluate": "loss, perplexity and accuracy of a run or a model",
-    "generate": "answer a prompt, a file of prompts, or chat",
 }
 KEPT = {
     "train": "what the run has written stays in its folder, its checkpoints too",
@@ -49,14 +49,31 @@ FLAGS_OF = {
     },
     "rehearse": {"--all": "every architecture of conf/model with every method under every strategy (hours)"},
     "scale": {"--hold": "global (the default) or micro: the batch that stays as processes are added"},
+    "evaluate": {
+        "--samples": "N: how many rows are answered, spread evenly (100; 0: none)",
+        "--metric": "NAME,...: more of the answers: final_number, or a function of yours, module:function",
+        "--tasks": "NAME,...: tasks of lm-evaluation-harness, or YAML files of your own (extra: eval)",
+        "--max-new-tokens": "N: the longest answer (twice the longest reference)",
+        "--bits": "4 or 8: hold the base's weights in so many bits",
+    },
+    "generate": {
+        "--prompt": "TEXT: one prompt",
+        "--prompts": "FILE: one prompt a line (.txt), or rows with `prompt` or `messages` (.jsonl)",
+        "--compare": "the base's answer beside the tuned model's",
+        "--temperature": "X: 0 is the likeliest token each time (else: as the model was saved)",
+        "--max-new-tokens": "N: the longest answer (else: as the model was saved, or 512)",
+        "--bits": "4 or 8: hold the base's weights in so many bits",
+    },
     "merge": {
         "--dtype": "TYPE: float32, bfloat16 or float16 instead of the base checkpoint's own",
         "--to": "DIR: where the folder is written, instead of RUN/merged (or FOLDER-merged)",
         "--push": "hub://OWNER/NAME: upload it there when it is verified (a new repository is private)",
     },
 }
-"""Flags that only one verb knows."""
-TAKE_VALUE = frozenset({*FLAGS_OF["merge"], *FLAGS_OF["scale"]})
+"""Flags that not every verb knows."""
+TAKE_VALUE = frozenset(
+    {*FLAGS_OF["merge"], *FLAGS_OF["scale"], *FLAGS_OF["evaluate"], *FLAGS_OF["generate"]} - {"--compare"}
+)
 """Flags with a value: `--to DIR` or `--to=DIR`."""
 NOT_BUILT_FLAGS = ("--multirun",)
 
@@ -132,9 +149,9 @@ def _known_flag(word: str) -> str:
 def _check_flags(verb: str, given: list[str], values: dict[str, str]) -> None:
     """Refuse a flag of another verb, and one that lacks its value."""
     for flag in given:
-        owner = next((name for name, own in FLAGS_OF.items() if flag in own), verb)
-        if owner != verb:
-            raise UserError(f"{flag} belongs to {owner}; {verb} does not know it.")
+        owners = [name for name, own in FLAGS_OF.items() if flag in own]
+        if owners and verb not in owners:
+            raise UserError(f"{flag} belongs to {' and '.join(owners)}; {verb} does not know it.")
         if flag in values and (not values[flag] or values[flag].startswith("--")):
             raise UserError(f"{flag} needs a value: {FLAGS_OF[verb][flag]}.")
 

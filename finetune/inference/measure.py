@@ -1,0 +1,170 @@
+"""One process's part of an evaluation: how each of its rows is predicted, and what is answered to some.
+
+Nothing is exchanged between processes: each writes the figures of its rows into one file of all rows, and
+its answers into a file of its own. So the work can be shared out in any way, and memory does not grow with
+the rows, but for a few bytes of each row's place.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from finetune.data.encode import NOT_LEARNT
+from finetune.data.windows import FILL, WindowSampler
+from finetune.inference.answers import Said, answer_all, greedy
+from finetune.inference.harness import run_tasks
+from finetune.inference.job import Job, answers_file, figures_file, tasks_file
+from finetune.inference.load import Models, has_plain_head
+from finetune.inference.rows import Documents, Question, question_of
+
+log = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = 15.0
+POSITIONS_AT_ONCE = 256
+"""Of a head that gives whole logits, so many positions are looked at in one go."""
+
+
+def measure(job: Job, folder: Path, rank: int, world: int) -> None:
+    """Do this process's part and write what comes of it into the folder."""
+    models = Models(job.find_tuned(), job.base_model, job.base_inside, job.weights)
+    tokenizer = models.tokenizer()
+    for name in job.names:
+        with models.use(name) as model:
+            if job.rows is not None:
+                documents = Documents(Path(job.rows))
+                _predict(model, documents, job, folder, name, rank, world)
+                _answer(model, tokenizer, documents, job, folder, name, rank, world)
+            if job.tasks and rank == 0:
+                said = run_tasks(model, tokenizer, job.tasks, job.batch_size)
+                tasks_file(folder, name).write_text(json.dumps(said), encoding="utf-8")
+
+
+def score(
+    model: PreTrainedModel | PeftModel, rows: list[tuple[list[int], list[int]]], pad: int
+) -> np.ndarray:
+    """The figures of a batch of rows (ids, labels): a line each. A row's first token is never predicted."""
+    longest = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([ids + [pad] * (longest - len(ids)) for ids, _ in rows], device=model.device)
+    labels = torch.tensor(
+        [labels + [NOT_LEARNT] * (longest - len(labels)) for _, labels in rows], device=model.device
+    )
+    mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in rows], device=model.device)
+    plain = model.get_base_model() if isinstance(model, PeftModel) else model
+    if has_plain_head(plain):
+        said = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False, fused_lm_head=True)
+        nll, right, learnt = -said.log_probs, said.is_top1, said.label_mask
+    else:
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+        learnt = labels[:, 1:] != NOT_LEARNT
+        nll, right = _of_logits(logits, labels[:, 1:], learnt)
+    columns = (nll.double().sum(1), learnt.sum(1).double(), (right.bool() & learnt).sum(1).double())
+    return torch.stack(columns, dim=1).cpu().numpy()
+
+
+def _of_logits(
+    logits: torch.Tensor, labels: torch.Tensor, learnt: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Negative log-likelihood, and whether the label is the likeliest token; 0 where nothing is learnt."""
+    nll = torch.zeros(labels.shape, dtype=torch.float32, device=labels.device)
+    right = torch.zeros(labels.shape, dtype=torch.bool, device=labels.device)
+    for start in range(0, labels.shape[1], POSITIONS_AT_ONCE):
+        part = slice(start, start + POSITIONS_AT_ONCE)
+        wide, wanted = logits[:, part].float(), labels[:, part]
+        entropy = torch.nn.functional.cross_entropy(
+            wide.flatten(0, 1), wanted.flatten(), ignore_index=NOT_LEARNT, reduction="none"
+        )
+        nll[:, part] = entropy.view_as(wanted)
+        right[:, part] = (wide.argmax(-1) == wanted) & learnt[:, part]
+    return nll, right
+
+
+def _predict(
+    model: PreTrainedModel | PeftModel,
+    documents: Documents,
+    job: Job,
+    folder: Path,
+    name: str,
+    rank: int,
+    world: int,
+) -> None:
+    figures = np.lib.format.open_memmap(figures_file(folder, name), mode="r+")
+    for batch in _with_progress(_batches(documents.lengths, job, rank, world), name, "rows predicted"):
+        figures[batch] = score(model, [documents[row] for row in batch], pad=0)
+    figures.flush()
+
+
+def _answer(
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    documents: Documents,
+    job: Job,
+    folder: Path,
+    name: str,
+    rank: int,
+    world: int,
+) -> None:
+    rows = np.array(job.questions, np.int64)
+    if not len(rows):
+        return
+    config = greedy(model, job.max_new_tokens)
+    with answers_file(folder, name, rank).open("w", encoding="utf-8") as file:
+        batches = _batches(documents.lengths[rows], job, rank, world)
+        for batch in _with_progress(batches, name, "rows answered"):
+            asked: list[Question] = [_question(documents, int(rows[at])) for at in batch]
+            said = answer_all(model, tokenizer, [question.prompt for question in asked], config)
+            for at, question, one in zip(batch, asked, said, strict=True):
+                file.write(json.dumps(_line(int(rows[at]), question, one, tokenizer)) + "\n")
+
+
+def _question(documents: Documents, row: int) -> Question:
+    question = question_of(*documents[row])
+    assert question is not None, "the parent asks only rows that hold a question"
+    return question
+
+
+def _line(row: int, question: Question, said: Said, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    return {
+        "row": row,
+        "prompt": tokenizer.decode(question.prompt),
+        "reference": tokenizer.decode(question.reference, skip_special_tokens=True).strip(),
+        "answer": said.text,
+        "tokens": said.tokens,
+        "finished": said.finished,
+    }
+
+
+def _batches(lengths: np.ndarray, job: Job, rank: int, world: int) -> Iterator[list[int]]:
+    """This process's rows, as training deals them out: rows of like length share a batch."""
+    sampler = WindowSampler(
+        lengths,
+        per_device=job.batch_size,
+        accumulation=16,  # a window wide enough to find rows of like length in
+        rank=rank,
+        world_size=world,
+        seed=0,
+        shuffle=False,
+    )
+    for batch in sampler:
+        rows = [row for row in batch if row != FILL]
+        if rows:
+            yield rows
+
+
+def _with_progress(batches: Iterator[list[int]], name: str, what: str) -> Iterator[list[int]]:
+    told, done = time.monotonic(), 0
+    for batch in batches:
+        yield batch
+        done += len(batch)
+        if time.monotonic() - told > PROGRESS_SECONDS:
+            told = time.monotonic()
+            log.info("%-9s %s %s by this process", name, f"{done:,}", what)
