@@ -36,7 +36,7 @@ def cost_of(reading: Reading, now: float | None = None) -> Cost:
     trained = reading.metrics.training_seconds
     seconds, how = _seconds(reading, trained, time.time() if now is None else now)
     devices = reading.processes
-    device = "GPU" if reading.facts.get("device") == "cuda" else "process on CPU"
+    device = "GPU" if reading.facts.get("device") == "cuda" else "CPU process"
     hours = seconds * devices / 3600 if seconds is not None and devices is not None else None
     hardware = at(reading.config, "hardware")
     price = number(at(hardware, "price_per_hour"))

@@ -105,7 +105,8 @@ def _sentence(reading: Reading) -> str:
 def _figures(reading: Reading, cost: Cost) -> list[tuple[str, str, str]]:
     """Name, value, and a few words below it."""
     found = results_of(reading, cost)
-    devices = f"{cost.devices} {cost.device}" if cost.devices is not None else ""
+    plural = "" if cost.devices == 1 else "s" if cost.device == "GPU" else "es"
+    devices = f"{cost.devices} {cost.device}{plural}" if cost.devices is not None else ""
     planned = found["planned_memory_bytes"]
     return [
         ("steps", shown_count(found["steps"]), ""),

@@ -134,6 +134,8 @@ def test_what_scripts_read_of_a_run_is_unrounded_and_its_cost_adds_up(
     assert cost["device_hours"] == pytest.approx(2 * cost["seconds"] / 3600)
     assert cost["money"] == pytest.approx(3.5 * cost["seconds"] / 3600)
     assert cost["currency"] == "EUR"
+    assert "process hours" in text_of(two.path / "report.html")
+    assert "2 CPU processes" in text_of(two.path / "report.html")
 
 
 def test_runs_stand_side_by_side_with_what_differs_and_what_each_came_to(
