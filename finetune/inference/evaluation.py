@@ -169,7 +169,6 @@ def _measure(
     say: Say,
 ) -> None:
     """In this process, or shared out among several."""
-    batch_size = subject.config.trainer.per_device_eval_batch_size
     job = Job(
         run=subject.word,
         model_words=subject.model_words,
@@ -177,7 +176,7 @@ def _measure(
         base_inside=subject.base_inside,
         weights=subject.weights,
         rows=str(rows.file) if rows is not None else None,
-        batch_size=batch_size,
+        batch_size=subject.batch_size,
         questions=asked.rows,
         max_new_tokens=asked.max_new_tokens,
         tasks=tuple(str(Path(task).absolute()) if Path(task).is_file() else task for task in tasks),
@@ -189,7 +188,7 @@ def _measure(
         )
         empty[:] = np.nan  # a row that no process wrote must not count as one that was predicted
         empty.flush()
-    processes = _processes(subject, count, batch_size)
+    processes = _processes(subject, count)
     if processes == 1:
         set_up_logging(main=True)
         from finetune.inference.measure import measure  # torch: after the checks
@@ -201,11 +200,11 @@ def _measure(
     _in_processes(subject, processes, folder, say)
 
 
-def _processes(subject: Subject, count: int, batch_size: int) -> int:
+def _processes(subject: Subject, count: int) -> int:
     """No more than there are batches, unless the number was typed."""
     if subject.processes_given:
         return subject.num_processes
-    return max(1, min(subject.num_processes, -(-count // batch_size)))
+    return max(1, min(subject.num_processes, -(-count // subject.batch_size)))
 
 
 def _in_processes(subject: Subject, processes: int, folder: Path, say: Say) -> None:
@@ -223,14 +222,13 @@ def _in_processes(subject: Subject, processes: int, folder: Path, say: Say) -> N
 
 def _facts(subject: Subject, processes: int) -> RunFacts:
     """What the launcher asks of a run; nothing is trained in it."""
-    batch_size = subject.config.trainer.per_device_eval_batch_size
     precision = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[subject.weights.dtype]
     return RunFacts(
         requested_strategy=Strategy.ddp,
         strategy=Strategy.ddp,
         device=subject.weights.device,
         num_processes=processes,
-        batch=Batch(per_device=batch_size, processes=processes, accumulation=1),
+        batch=Batch(per_device=subject.batch_size, processes=processes, accumulation=1),
         precision=precision,
         precision_reason="",
         trained_dtype="float32",

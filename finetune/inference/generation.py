@@ -63,7 +63,7 @@ class Speaker:
         self.positions = model_limits(subject.speaks).positions
         self.temperature = temperature
         self.max_new_tokens = max_new_tokens
-        self.batch_size = subject.config.trainer.per_device_eval_batch_size
+        self.batch_size = subject.batch_size
         self.seed = subject.config.seed
         torch.manual_seed(self.seed)
 

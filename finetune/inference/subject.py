@@ -37,6 +37,9 @@ READ = (
 )
 """The keys, and groups of keys, that mean something where nothing is trained."""
 
+BATCH_SIZE = 8
+"""Unless it is typed: without gradients there is room for more rows than a run evaluates at once."""
+
 AS_IT_WAS = ("True", "False", "None", "gaussian", "eva", "orthogonal")
 """Starts of an adapter that leave the weights of the base alone."""
 
@@ -80,6 +83,8 @@ class Subject:
     weights: Weights
     num_processes: int
     processes_given: bool
+    batch_size: int
+    """Rows of a forward pass, and prompts that are answered together."""
     lines: tuple[str, ...]
     """What is told of them."""
 
@@ -138,6 +143,7 @@ def find_subject(
     if found or (word is not None and tuned is None):
         raise Refusal(found, word or composed.subject)
     base, notes = _base_of(tuned, config, given)
+    typed_batch = given.get("trainer.per_device_eval_batch_size") == COMMAND_LINE
     adapter = config.adapter
     weights = Weights(precision.frozen_dtype, case.device, bits, adapter.quant_type, adapter.double_quant)
     held = f"{bits} bits, computed in {precision.compute}" if bits else precision.compute
@@ -153,6 +159,7 @@ def find_subject(
         weights=weights,
         num_processes=case.processes,
         processes_given=launch.num_processes is not None,
+        batch_size=config.trainer.per_device_eval_batch_size if typed_batch else BATCH_SIZE,
         lines=tuple(lines),
     )
 

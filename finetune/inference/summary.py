@@ -122,7 +122,7 @@ def _difference(
         ]
         apart = np.array([a - b for a, b in pairs if a is not None and b is not None])
         if len(apart):
-            found |= _estimate(metric, intervals.mean(apart))
+            found |= _estimate(metric, intervals.gain(apart))
     return found
 
 

@@ -50,3 +50,19 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_right_or_wrong_is_a_share_and_anything_else_a_mean() -> None:
     assert intervals.worth(np.array([0.0, 1.0, 1.0, 1.0])) == intervals.share(3.0, 4)
     assert intervals.worth(np.array([0.5, 1.0])) == intervals.mean(np.array([0.5, 1.0]))
+
+
+def test_a_few_rows_that_all_changed_alike_are_not_certain() -> None:
+    low, high = intervals.gain(np.array([1.0, 1.0])).interval or (1.0, 1.0)
+    assert low < 0 < high == 1.0
+    assert intervals.gain(np.array([0.5, 0.0])) == intervals.mean(np.array([0.5, 0.0]))
+
+
+def test_the_interval_of_a_gain_holds_the_true_one_in_95_of_100_cases() -> None:
+    random = np.random.default_rng(2)
+    held = 0
+    for _ in range(1000):
+        changes = random.choice([-1.0, 0.0, 1.0], size=60, p=[0.1, 0.6, 0.3])
+        low, high = intervals.gain(changes).interval or (0.0, 0.0)
+        held += low <= 0.2 <= high
+    assert 925 <= held <= 975
