@@ -77,8 +77,23 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def samples(self) -> Path:
+        """What the model answered to a few held-out rows: before the first step, and at each evaluation."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def times(self) -> Path:
+        """When the processes of each start of the run began and ended."""
+        return self.path / "times.jsonl"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.json"
+
+    @property
+    def page(self) -> Path:
+        """The report to look at."""
+        return self.path / "report.html"
 
     @property
     def checkpoints(self) -> Path:

@@ -29,6 +29,7 @@ RANGES: dict[str, tuple[Test, str]] = {
     "adapter.bits": (lambda v: v in (4, 8), "4 or 8"),
     "adapter.quant_type": (lambda v: v in ("nf4", "fp4"), "nf4 or fp4"),
     "data.eval_fraction": BELOW_ONE,
+    "data.eval_samples": NOT_NEGATIVE,
     "data.max_length": POSITIVE,
     "data.max_dropped": SHARE,
     "data.num_proc": POSITIVE,

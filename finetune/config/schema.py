@@ -238,6 +238,10 @@ class DataConfig:
     """Held-out rows; empty: none, unless `eval_fraction` takes some from `train`."""
     eval_fraction: float = 0.0
     """Share of the training rows held out for evaluation, chosen once by `seed` before any process starts."""
+    eval_samples: int = 3
+    """Held-out rows that are answered before the first step and at each evaluation, to be read in the report
+    (`samples.jsonl`); 0: none.
+    """
     max_length: int | None = None
     """Longest row in tokens; null: the model's positions."""
     too_long: TooLong = TooLong.drop

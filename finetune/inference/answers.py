@@ -58,8 +58,12 @@ def answer_all(
     prompts: list[list[int]],
     config: GenerationConfig,
     streamer: Any = None,
+    synced: bool = False,
 ) -> list[Said]:
-    """Answer a batch; padded on the left, so that every answer begins where its prompt ends."""
+    """Answer a batch; padded on the left, so that every answer begins where its prompt ends.
+
+    `synced`: every process answers it, and goes on until all are done.
+    """
     pad = next(pad for pad in (tokenizer.pad_token_id, config.pad_token_id, 0) if pad is not None)
     longest = max(map(len, prompts))
     padded = [[pad] * (longest - len(prompt)) + prompt for prompt in prompts]
@@ -71,6 +75,7 @@ def answer_all(
         attention_mask=torch.tensor(mask, device=model.device),
         generation_config=config,
         streamer=streamer,
+        synced_gpus=synced,
     )
     stops = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     return [_said(tokenizer, row, stops) for row in said[:, longest:].tolist()]

@@ -102,7 +102,7 @@ def evaluate(
     rows = held_out_rows(subject)
     if rows is None and not tasks:
         raise no_rows(subject)
-    documents = Documents(rows.file) if rows is not None else None
+    documents = Documents.in_file(rows.file) if rows is not None else None
     for line in rows.lines if rows is not None else ["rows      none are named: only tasks are run"]:
         say(line)
     asked = _choose(documents, subject, samples, max_new_tokens) if documents is not None else _Asked()

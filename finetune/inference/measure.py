@@ -41,7 +41,7 @@ def measure(job: Job, folder: Path, rank: int, world: int) -> None:
     for name in job.names:
         with models.use(name) as model:
             if job.rows is not None:
-                documents = Documents(Path(job.rows))
+                documents = Documents.in_file(Path(job.rows))
                 _predict(model, documents, job, folder, name, rank, world)
                 _answer(model, tokenizer, documents, job, folder, name, rank, world)
             if job.tasks and rank == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from finetune.data.prepare import cache_root, prepare_data
 from finetune.errors import Problem, Refusal, refuse
 from finetune.inference.subject import Subject
 from finetune.training.prepare import rows_needed
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 SUBJECT = "the rows"
 
@@ -97,10 +100,8 @@ def no_rows(subject: Subject) -> Refusal:
 class Documents:
     """The rows one by one, packed ones taken apart; of each no more than its place is held in memory."""
 
-    def __init__(self, file: Path) -> None:
-        from datasets import Dataset
-
-        self.rows = Dataset.from_file(str(file))
+    def __init__(self, rows: Dataset) -> None:
+        self.rows = rows
         column = self.rows.data.column("seq_lengths")
         self.lengths = np.concatenate([np.asarray(chunk.flatten()) for chunk in column.chunks]).astype(
             np.int64
@@ -110,6 +111,12 @@ class Documents:
         ends = np.cumsum(self.lengths)
         row_starts = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(counts)[:-1]])]
         self._start = ends - self.lengths - row_starts[self._row]
+
+    @classmethod
+    def in_file(cls, file: Path) -> Documents:
+        from datasets import Dataset
+
+        return cls(Dataset.from_file(str(file)))
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from finetune.config.strategy import TRAITS, Engine
+from finetune.hardware.machine import UNKNOWN, Machine
 from finetune.planner.host import PROCESS_BYTES, resident_memory
 from finetune.planner.memory import Phase
 from finetune.planner.option import Option
@@ -14,7 +15,7 @@ LOADING, BETWEEN, FORWARD, BACKWARD, STEP = "loading", "between", "forward", "ba
 """Phases that a run tells apart; `between` steps it evaluates and saves, which is not forecast."""
 
 
-def forecast_of(option: Option) -> dict[str, Any]:
+def forecast_of(option: Option, machine: Machine) -> dict[str, Any]:
     """Bytes of one process, seconds of a step: what plan.json keeps to compare with."""
     memory, tensors = option.memory, _tensors(option, 0.0)
     kinds, phases = {"allocated": memory.allocated, "reserved": memory.reserved}, tensors
@@ -32,7 +33,15 @@ def forecast_of(option: Option) -> dict[str, Any]:
         "micro_batch_tokens": option.micro_batch_tokens,
         "step_seconds": option.time.total,
         "tokens_per_second": option.tokens_per_second,
+        "flops_per_token": option.flops_per_token,
+        "peak_flops": _peak_flops(option, machine),
     }
+
+
+def _peak_flops(option: Option, machine: Machine) -> float | None:
+    """Of one card in 16 bits; None: its data sheet is not known, or the run computes in others."""
+    known = machine.gpu is not None and machine.gpu != UNKNOWN.gpu
+    return machine.flops if known and option.facts.precision in ("bf16", "fp16") else None
 
 
 def _tensors(option: Option, untouched: float) -> dict[str, int]:

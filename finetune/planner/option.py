@@ -16,7 +16,7 @@ from finetune.planner.host import Outside, outside_memory, resident_memory
 from finetune.planner.memory import Bound, Memory, device_memory
 from finetune.planner.placement import Placement
 from finetune.planner.shape import Shape
-from finetune.planner.speed import StepTime, step_time
+from finetune.planner.speed import StepTime, flops_per_token, step_time
 from finetune.planner.traffic import Traffic, traffic_of
 
 
@@ -36,6 +36,8 @@ class Option:
     """Over all cards, every row as long as it may be."""
     micro_batch_tokens: int
     """Of one card, every row as long as it may be."""
+    flops_per_token: float
+    """What the model needs; layers that are run twice do not count."""
     card_bytes: float
     """What a card must have for torch, `plan.margin` included."""
     host: Bound
@@ -114,6 +116,7 @@ def _option(config: RunConfig, facts: RunFacts, machine: Machine, shape: Shape) 
         time=step_time(place, machine, accumulation),
         tokens_per_step=job.tokens * accumulation * facts.num_processes,
         micro_batch_tokens=job.tokens,
+        flops_per_token=flops_per_token(job),
         card_bytes=card_bytes,
         host=host,
         fits_card=on_cpu or card_bytes <= machine.usable_bytes,

@@ -45,7 +45,7 @@ def as_record(plan: Plan, config: RunConfig) -> dict[str, Any]:
         },
         "batch": batch,
         "strategies": [*(_option(option, plan, config) for option in plan.options), *refused],
-        "forecast": forecast_of(chosen),
+        "forecast": forecast_of(chosen, machine),
         "advice": list(plan.advice),
         "notes": list(plan.notes),
     }

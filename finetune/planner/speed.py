@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import log2
 
 from finetune.hardware.machine import Machine
+from finetune.planner.job import Job
 from finetune.planner.placement import Placement
 from finetune.planner.traffic import OVERLAP, Traffic, seconds, traffic_of
 
@@ -41,7 +42,8 @@ def step_time(place: Placement, machine: Machine, accumulation: int) -> StepTime
     share = ACHIEVED_FLOPS.get(int(machine.capability), 0.4)
     precision = 1.0 if job.compute_bytes == 2 or machine.gpu is None else 8.0
     shared = 1.0 if machine.gpu else place.processes / machine.num_machines  # processes of one CPU
-    compute = tokens * flops_per_token(place) * precision * shared / (machine.flops * share)
+    needed = tokens * flops_per_token(job, run_twice=job.runs_layers_twice)
+    compute = needed * precision * shared / (machine.flops * share)
     if machine.gpu is not None:
         compute = max(compute, launch_seconds(place) * accumulation)
         compute += unpacking_seconds(place, machine) * accumulation
@@ -72,16 +74,16 @@ def launch_seconds(place: Placement) -> float:
     return operations * again * job.shape.num_hidden_layers * LAUNCH_SECONDS
 
 
-def flops_per_token(place: Placement) -> float:
+def flops_per_token(job: Job, *, run_twice: bool = False) -> float:
     """2 for each active weight in the forward pass, 4 backward (2 where weights are frozen), 2 again when the
     layers are run twice (arXiv:2001.08361, section 2.1); attention adds its products with half the row.
     """
-    job, shape = place.job, place.job.shape
+    shape = job.shape
     passes = 2 + (4 if job.adapter is None else 2)
-    passes += 2 if job.runs_layers_twice else 0
+    passes += 2 if run_twice else 0
     seen = min(job.row_tokens, shape.sliding_window or job.row_tokens) / 2
     attention = 2 * 2 * shape.query_size * seen * shape.num_hidden_layers
-    again = 4 if job.runs_layers_twice else 3
+    again = 4 if run_twice else 3
     return passes * shape.active_parameters + again * attention + 6 * (job.trained if job.adapter else 0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from finetune.paths import write_whole
 from finetune.report.charts import COLOURS, charts_of
 from finetune.report.metrics import number
-from finetune.report.page import PAGE, thinned_lines
+from finetune.report.page import thinned_lines
 from finetune.report.reading import Reading
 from finetune.report.render import render
 from finetune.report.results import record_of
@@ -61,7 +61,7 @@ def compare(readings: list[Reading]) -> dict[str, Any]:
 def write_comparison(readings: list[Reading], record: dict[str, Any], folder: Path) -> Path:
     """Write `report.html` and `report.json` into the folder."""
     write_whole(folder / "report.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
-    page = folder / PAGE
+    page = RunDir(folder).page
     write_whole(page, comparison_page(readings, record))
     return page
 

@@ -31,7 +31,6 @@ from finetune.report.shown import (
 
 log = logging.getLogger(__name__)
 
-PAGE = "report.html"
 CLASSES = {"completed": "good", "failed": "bad", "interrupted": "warn"}
 
 
@@ -46,7 +45,7 @@ def page_at_end(run_dir: RunDir) -> None:
 
 def write_page(reading: Reading) -> Path:
     """Write `report.html` into the run's folder."""
-    page = reading.run_dir.path / PAGE
+    page = reading.run_dir.page
     write_whole(page, run_page(reading))
     return page
 

@@ -68,7 +68,7 @@ def read_run(run_dir: RunDir) -> Reading:
     missing: list[str] = []
     records = {name: _record(run_dir.path / name, missing) for name in RECORDS}
     metrics = read_metrics(run_dir.metrics)
-    answers = read_answers(run_dir.path / "samples.jsonl")
+    answers = read_answers(run_dir.samples)
     missing += [*metrics.notes, *answers.notes]
     failures = {}
     for file in sorted(run_dir.logs.glob("rank-*.failed.json")):

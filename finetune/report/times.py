@@ -6,7 +6,6 @@ import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from finetune.paths import RunDir, append_whole
 
@@ -35,7 +34,7 @@ def read_starts(run_dir: RunDir) -> list[Start]:
     """In the order they were made; a line that cannot be read is as if it were not there."""
     starts: list[Start] = []
     with suppress(OSError):
-        for line in _file(run_dir).read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in run_dir.times.read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError, AttributeError, TypeError):
                 entry = json.loads(line)
                 if "started" in entry:
@@ -48,8 +47,5 @@ def read_starts(run_dir: RunDir) -> list[Start]:
 def _append(run_dir: RunDir, what: str) -> None:
     line = json.dumps({what: time.time()})
     with suppress(OSError):  # a full disk: the run goes on, and its time is then not known
-        append_whole(_file(run_dir), f"{line}\n".encode())
+        append_whole(run_dir.times, f"{line}\n".encode())
 
-
-def _file(run_dir: RunDir) -> Path:
-    return run_dir.path / "times.jsonl"

@@ -14,11 +14,13 @@ from finetune.config.schema import RunConfig, Tracker
 from finetune.distributed.world import gather_objects
 from finetune.planner.forecast import BETWEEN, compared, compared_line
 from finetune.report.record import Report, planned_forecast, summary
-from finetune.training.callbacks import Checkpoints, Counters, Record, StepLine, StopSignals
+from finetune.training.callbacks import Checkpoints, Counters, Record, StopSignals
 from finetune.training.early import EarlyStopping
 from finetune.training.proof import ProveBeforeStepOne
 from finetune.training.rows import Rows
+from finetune.training.samples import Samples
 from finetune.training.saving import Saving
+from finetune.training.step_table import StepTable
 from finetune.training.tracking import RememberTracker
 from finetune.training.trainer import RunTrainer
 
@@ -46,6 +48,7 @@ def build_trainer(
         eval_dataset=rows.eval,
         processing_class=tokenizer,
     )
+    trainer.forecast = forecast
     for ours_instead in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(ours_instead)
     tracker, checkpoint = config.tracking.report_to, config.checkpoint
@@ -55,11 +58,13 @@ def build_trainer(
         patience, threshold = checkpoint.early_stopping_patience, checkpoint.early_stopping_threshold
         trainer.early_stopping = EarlyStopping(patience, threshold)
         trainer.add_callback(trainer.early_stopping)
+    if rows.eval is not None and config.data.eval_samples:
+        trainer.add_callback(Samples(trainer, rows.eval, config.data.eval_samples, tokenizer, report.run_dir))
     for callback in (
         Counters(trainer),
         ProveBeforeStepOne(trainer, config, facts, report),
-        Record(report.run_dir),
-        StepLine(),
+        Record(report.run_dir, trainer),
+        StepTable(trainer),
         Checkpoints(trainer, config.checkpoint, facts.stop_at, stop),
         stop,
     ):

@@ -36,10 +36,14 @@ for the processes to end.
 
 
 class Record(TrainerCallback):
-    """One JSON object per logged step in `metrics.jsonl`, written by rank 0 as it happens."""
+    """One JSON object per logged step in `metrics.jsonl`, written by rank 0 as it happens.
 
-    def __init__(self, run_dir: RunDir) -> None:
+    With the gauges of all ranks: they are lists, which no tracker takes.
+    """
+
+    def __init__(self, run_dir: RunDir, trainer: RunTrainer) -> None:
         self.run_dir = run_dir
+        self.trainer = trainer
         self.waiting = b""
         """Lines that a full disk did not take yet."""
 
@@ -54,6 +58,7 @@ class Record(TrainerCallback):
         if not any(key == "loss" or key.startswith("eval_") for key in logs or {}):
             return  # the Trainer's summary at the end is no step
         entry = {"step": state.global_step, **{k: v for k, v in (logs or {}).items() if k != "total_flos"}}
+        entry |= self.trainer.ranks if "loss" in entry else {}
         if args.process_index != 0:
             return
         lines = self.waiting + json.dumps(entry).encode("utf-8") + b"\n"
@@ -65,45 +70,6 @@ class Record(TrainerCallback):
             self.waiting = lines
         else:
             self.waiting = b""
-
-
-class StepLine(TrainerCallback):
-    """A line for each logged step on rank 0's terminal."""
-
-    def __init__(self) -> None:
-        self.started = time.perf_counter()
-        self.first_step = 0
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.started, self.first_step = time.perf_counter(), state.global_step
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        if args.process_index != 0 or not logs:
-            return
-        if "eval_loss" in logs:
-            log.info("eval  loss %.4f", logs["eval_loss"])
-        if "loss" not in logs:
-            return
-        done = state.global_step - self.first_step
-        left = (time.perf_counter() - self.started) / max(done, 1) * (state.max_steps - state.global_step)
-        log.info(
-            "step %*d/%d  loss %.4f  grad %.3g  lr %.2e  %s tok/s  left %s",
-            len(str(state.max_steps)),
-            state.global_step,
-            state.max_steps,
-            logs["loss"],
-            logs.get("grad_norm", float("nan")),
-            logs["learning_rate"],
-            f"{logs['tokens_per_second']:,.0f}" if "tokens_per_second" in logs else "-",
-            f"{int(left) // 60}:{int(left) % 60:02d}",
-        )
 
 
 class Counters(TrainerCallback):

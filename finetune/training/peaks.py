@@ -22,12 +22,19 @@ class Peaks:
     def __init__(self, device: str) -> None:
         self.device = device
         self.phases: dict[str, dict[str, int]] = {}
+        self._latest: dict[str, int] = {}
 
     def end(self, phase: str) -> None:
         """What was taken since the last call belongs to `phase`."""
         before = self.phases.setdefault(phase, {})
         for name, size in self._taken().items():
             before[name] = max(before.get(name, 0), size)
+            self._latest[name] = max(self._latest.get(name, 0), size)
+
+    def latest(self) -> dict[str, int]:
+        """Over the phases that ended since this was asked before."""
+        latest, self._latest = self._latest, {}
+        return latest
 
     @property
     def highest(self) -> dict[str, int]:

@@ -34,7 +34,16 @@ from finetune.training.retry import Waiting
 
 Say = Callable[[str], None]
 
-RECORDS = ("config.yaml", "facts.json", "environment.json", "metrics.jsonl", "report.json", "tracking.json")
+RECORDS = (
+    "config.yaml",
+    "facts.json",
+    "environment.json",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "times.jsonl",
+    "report.json",
+    "tracking.json",
+)
 """What going on needs beside the checkpoint."""
 NEEDED = ("config.yaml", "facts.json")
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from finetune.data.windows import WindowSampler
 from finetune.errors import RunFailed
 from finetune.planner.forecast import BACKWARD, BETWEEN, FORWARD, STEP
+from finetune.training.gauges import Gauges, flops_share
 from finetune.training.peaks import Peaks
 from finetune.training.rows import IGNORED, PreparedRows, RowLoader, row_lengths, supervised_counts
 from finetune.training.saving_trainer import SavingTrainer
@@ -31,7 +32,7 @@ class RunTrainer(SavingTrainer):
     - `get_train_dataloader`: rows by `WindowSampler`; accelerate's sharding repeats rows at an epoch's end.
     - `training_step`: a loss that is not finite ends the run; upstream logs NaN as 0 and exits with 0.
     - `evaluate`: loss over all supervised tokens, the same for any batch size and number of processes.
-    - `log`: tokens per second and supervised tokens beside the loss.
+    - `log`: tokens per second, supervised tokens and the gauges of all ranks beside the loss.
     - `peaks`: the memory of each phase.
     """
 
@@ -56,6 +57,15 @@ class RunTrainer(SavingTrainer):
         """The most tokens of one forward pass."""
         self.step_seconds: list[float] = []
         self.step_began = 0.0
+        self.forecast: dict[str, Any] | None = None
+        """What plan.json says; None: nothing was planned."""
+        self.gauges = Gauges(self.args.device)
+        self.ranks: dict[str, Any] = {}
+        """What the gauges said at the last step that was logged."""
+        self._rank_seconds: list[float] = []
+        """Of each step since then: from asking for its rows to the end of its last forward pass. What follows
+        is waiting for the other ranks as well (under FSDP and ZeRO-3 the forward pass is, too)."""
+        self._rows_asked = self._forward_ended = 0.0
         self._step_started = time.perf_counter()
         self._logged_tokens = 0
         self._overflows = 0
@@ -63,11 +73,16 @@ class RunTrainer(SavingTrainer):
     def get_train_dataloader(self) -> DataLoader[dict[str, Any]]:
         return self._row_loader(self.train_dataset, self.sampler)
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        self._rows_asked = time.perf_counter()
+        return super().get_batch_samples(*args, **kwargs)
+
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         self.peaks.end(BETWEEN)
         self.micro_batch_tokens = max(self.micro_batch_tokens, inputs["input_ids"].numel())
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         self.peaks.end(FORWARD)
+        self._forward_ended = time.perf_counter()
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -138,6 +153,7 @@ class RunTrainer(SavingTrainer):
         """Add the rows of the optimizer step that just ended to the counters."""
         self.peaks.end(STEP)
         self.step_seconds.append(time.perf_counter() - self.step_began)
+        self._rank_seconds.append(self._forward_ended - self._rows_asked)
         self._count(self.state.global_step - 1)
 
     def _count(self, step: int) -> None:
@@ -160,8 +176,15 @@ class RunTrainer(SavingTrainer):
         now = time.perf_counter()
         tokens, seconds = self.seen_tokens - self._logged_tokens, now - self._step_started
         self._step_started, self._logged_tokens = now, self.seen_tokens
-        speed = {"tokens_per_second": tokens / seconds} if tokens else {}
-        return speed | {"supervised_tokens": self.seen_supervised, "tokens": self.seen_tokens}
+        speed: dict[str, float] = {"supervised_tokens": self.seen_supervised, "tokens": self.seen_tokens}
+        if tokens:
+            speed["tokens_per_second"] = tokens / seconds
+            share = flops_share(self.forecast, tokens / seconds, self.args.world_size)
+            speed |= {"mfu": share} if share is not None else {}
+        own = sum(self._rank_seconds) / max(len(self._rank_seconds), 1)
+        self._rank_seconds.clear()
+        self.ranks = self.gauges.read(own, self.peaks.latest())
+        return speed
 
     def _window_sampler(
         self, dataset: Dataset, per_device: int, *, shuffle: bool, accumulation: int | None = None

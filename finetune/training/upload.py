@@ -213,8 +213,8 @@ class Uploader:
         """The small files of the run as they are now: copies, since some of them grow."""
         run, folder = self.run_dir, self.staging / "records"
         folder.mkdir(parents=True, exist_ok=True)
-        records = (run.config, run.facts, run.environment, run.data, run.metrics, run.report, run.tracking)
-        for path in records:
+        asked = (run.config, run.facts, run.environment, run.data, run.plan, run.tracking)
+        for path in (*asked, run.metrics, run.samples, run.times, run.report, run.page):
             if path.exists():
                 shutil.copyfile(path, folder / path.name)
         return {f"{self.name}/{path.name}": path for path in sorted(folder.iterdir())}

@@ -1,0 +1,103 @@
+"""What does the model answer to a few held-out rows, before the first step and at each evaluation?
+
+The same rows each time, answered greedily by all processes together: no random number is drawn, so a run
+takes the same course whether it is asked or not, and a sharded model finds its weights.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
+
+from finetune.inference.answers import answer_all, greedy
+from finetune.inference.rows import Documents, Question, question_of
+from finetune.paths import RunDir, append_whole
+
+if TYPE_CHECKING:
+    from finetune.training.trainer import RunTrainer
+
+log = logging.getLogger(__name__)
+
+LEAST_NEW_TOKENS, MOST_NEW_TOKENS = 32, 128
+"""Of an answer: twice the longest reference, within these. Sharded weights are gathered for each token."""
+LONGEST_PROMPT = 1024
+"""Rows that ask more are passed over: the answers are to cost little beside an evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A held-out row as it is asked."""
+
+    question: Question
+    prompt: str
+    reference: str
+
+
+class Samples(TrainerCallback):
+    """Asks, and keeps what was answered in `samples.jsonl`, rank 0's part."""
+
+    def __init__(
+        self, trainer: RunTrainer, rows: Dataset, number: int, tokenizer: PreTrainedTokenizerBase, to: RunDir
+    ) -> None:
+        self.trainer = trainer
+        self.tokenizer = tokenizer
+        self.run_dir = to
+        self.asked = chosen(rows, number, tokenizer)
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            self._ask(0)
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.global_step > 0:
+            self._ask(state.global_step)
+
+    def _ask(self, step: int) -> None:
+        if not self.asked:
+            return
+        trainer = self.trainer
+        model, was_training = trainer.accelerator.unwrap_model(trainer.model_wrapped), trainer.model.training
+        longest = max(len(one.question.reference) for one in self.asked)
+        config = greedy(model, min(max(LEAST_NEW_TOKENS, 2 * longest), MOST_NEW_TOKENS))
+        model.eval()
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            said = answer_all(
+                model,
+                self.tokenizer,
+                [one.question.prompt for one in self.asked],
+                config,
+                # one process that is done would leave the others waiting for its part of the weights
+                synced=dist.is_initialized() and dist.get_world_size() > 1,
+            )
+        model.train(was_training)
+        if trainer.args.process_index != 0:
+            return
+        lines = [
+            {"step": step, "prompt": one.prompt, "reference": one.reference, "answer": answer.text}
+            for one, answer in zip(self.asked, said, strict=True)
+        ]
+        try:
+            content = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+            append_whole(self.run_dir.samples, content.encode("utf-8", errors="replace"))
+        except OSError as error:
+            log.warning("samples.jsonl cannot be written (%s): step %d is left out", error.strerror, step)
+
+
+def chosen(rows: Dataset, number: int, tokenizer: PreTrainedTokenizerBase) -> list[Asked]:
+    """Rows spread evenly over those that ask something, and are not too long."""
+    documents = Documents(rows)
+    fitting = [row for row, length in enumerate(documents.lengths) if length <= LONGEST_PROMPT]
+    asked = []
+    for place in range(min(number, len(fitting))):
+        question = question_of(*documents[fitting[place * len(fitting) // min(number, len(fitting))]])
+        if question is not None:
+            reference = tokenizer.decode(question.reference, skip_special_tokens=True).strip()
+            asked.append(Asked(question, tokenizer.decode(question.prompt), reference))
+    return asked

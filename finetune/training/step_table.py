@@ -1,0 +1,130 @@
+"""The steps as a table on rank 0's terminal: a line for each that is logged, as wide as a terminal is."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerState
+
+from finetune.training.trainer import RunTrainer
+
+log = logging.getLogger(__name__)
+
+HEAD_EVERY = 40
+"""Lines, and the head stands there again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One figure of a step; it is there where the first step that is logged has it."""
+
+    title: str
+    width: int
+    shown: Callable[[dict[str, Any]], str]
+    needs: str
+    """The key of `metrics.jsonl` that it is made of."""
+    first_to_go: int = 0
+    """Where the terminal is too narrow for all: the highest goes first, 0 stays."""
+
+
+COLUMNS = (
+    Column("loss", 8, lambda step: f"{step['loss']:.4f}", "loss"),
+    Column("grad", 7, lambda step: f"{step['grad_norm']:.3g}", "grad_norm"),
+    Column("rate", 8, lambda step: f"{step['learning_rate']:.1e}", "learning_rate"),
+    Column("tok/s/dev", 10, lambda step: f"{step['speed']:,.0f}", "speed"),
+    Column("MFU", 5, lambda step: f"{step['mfu']:.0%}", "mfu"),
+    Column("GB", 6, lambda step: f"{step['memory'] / 1e9:.1f}", "memory"),
+    Column("card", 5, lambda step: f"{step['memory'] / step['card']:.0%}", "card", 2),
+    Column("busy", 5, lambda step: f"{_mean(step['gpu_utilization']):.0f}%", "gpu_utilization", 3),
+    Column("W", 5, lambda step: f"{_mean(step['gpu_watts']):.0f}", "gpu_watts", 1),
+    Column("learnt", 7, lambda step: _short(step["supervised_tokens"]), "supervised_tokens"),
+    Column("left", 8, lambda step: _clock(step["left"]), "left"),
+)
+"""`tok/s/dev`, `busy` and `W` are those of one device, the mean of all; `GB` is the most that a process took
+since the line before, `card` its share of the card."""
+
+
+class StepTable(TrainerCallback):
+    """Prints the table, and the loss of each evaluation between its lines."""
+
+    def __init__(self, trainer: RunTrainer) -> None:
+        self.trainer = trainer
+        self.columns: list[Column] = []
+        self.lines = 0
+        self.started = time.perf_counter()
+        self.first_step = 0
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.started, self.first_step = time.perf_counter(), state.global_step
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any
+    ) -> None:
+        if args.process_index != 0 or not logs:
+            return
+        if "eval_loss" in logs:
+            log.info("eval      loss %.4f after step %d", logs["eval_loss"], state.global_step)
+        if "loss" not in logs:
+            return
+        width = 2 * len(str(state.max_steps)) + 1
+        step = self._step(state, logs)
+        if not self.columns:
+            self.columns = fitting(step, shutil.get_terminal_size().columns - max(width, 4))
+        if self.lines % HEAD_EVERY == 0:
+            log.info("%s", f"{'step':>{width}}" + "".join(f"{c.title:>{c.width}}" for c in self.columns))
+        self.lines += 1
+        place = f"{state.global_step}/{state.max_steps}".rjust(max(width, 4))
+        log.info("%s", place + "".join(f"{_value(c, step):>{c.width}}" for c in self.columns))
+
+    def _step(self, state: TrainerState, logs: dict[str, Any]) -> dict[str, Any]:
+        """What `metrics.jsonl` has of it, and what follows from that."""
+        ranks = self.trainer.ranks
+        step = {**logs, **ranks}
+        done = state.global_step - self.first_step
+        step["left"] = (time.perf_counter() - self.started) / max(done, 1) * (state.max_steps - state.global_step)
+        kind = next((k for k in ("memory_reserved_bytes", "memory_resident_bytes") if k in ranks), None)
+        if kind is not None:
+            step["memory"] = max(ranks[kind])
+        if kind == "memory_reserved_bytes":
+            step["card"] = torch.cuda.get_device_properties(self.trainer.args.device).total_memory
+        if "tokens_per_second" in logs:
+            step["speed"] = logs["tokens_per_second"] / self.trainer.args.world_size
+        return step
+
+
+def fitting(step: dict[str, Any], room: int) -> list[Column]:
+    """The columns that this step has a value for; where they are too many, the least wanted go."""
+    columns = [column for column in COLUMNS if step.get(column.needs) is not None]
+    while sum(column.width for column in columns) > room:
+        last = max(columns, key=lambda column: column.first_to_go)
+        if not last.first_to_go:
+            break
+        columns.remove(last)
+    return columns
+
+
+def _value(column: Column, step: dict[str, Any]) -> str:
+    return column.shown(step) if step.get(column.needs) is not None else "-"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _short(count: int) -> str:
+    """Four digits at most: 987, 12.3k, 4.56M."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
+
+
+def _clock(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
