@@ -6,7 +6,9 @@ import logging
 import os
 import sys
 import warnings
+from typing import Any
 
+from finetune.progress import clearing, current
 from finetune.secrets import masked
 
 NOISE = (
@@ -62,20 +64,27 @@ def set_up_logging(main: bool) -> None:
     if logging.lastResort is not None:
         logging.lastResort.addFilter(_is_no_noise)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    from transformers.utils.logging import disable_progress_bar
+    from transformers.utils.logging import disable_progress_bar, set_tqdm_hook
 
     disable_progress_bar()
+    set_tqdm_hook(_loading)
     for start in NOISE:
         warnings.filterwarnings("ignore", message=f".*{start[:40].replace('(', '.').replace(')', '.')}")
     warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def _loading(factory: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Weights that transformers reads or writes advance the stage that goes on."""
+    going = current()
+    return going.over(args[0]) if args and going is not None else factory(*args, **options)
+
+
 class _Masked(logging.Formatter):
     """In a world that another launcher made our lines go to its terminal, through nothing else of ours."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return masked(super().format(record))
+        return clearing() + masked(super().format(record))
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:

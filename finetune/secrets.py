@@ -177,7 +177,9 @@ def _pass_on(path: str, terminal: bool) -> None:
     """Whole lines only, so that no secret is seen in halves; a line without an end goes on in pieces."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    targets = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), *([1] if terminal else [])]
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    clear = b"\r\x1b[K" if os.isatty(1) and os.environ.get("TERM", "dumb") != "dumb" else b""  # a bar
+    targets = {file: b"", **({1: clear} if terminal else {})}
     waiting = b""
     while block := os.read(0, 2**16):
         waiting += block
@@ -196,10 +198,12 @@ def _masked_bytes(text: bytes) -> bytes:
     return masked(text.decode("utf-8", errors="surrogateescape")).encode("utf-8", errors="surrogateescape")
 
 
-def _write(targets: list[int], text: bytes) -> None:
-    """A full disk or a closed terminal ends nothing: whoever prints must never find the pipe closed."""
-    for target in targets:
-        rest = text
+def _write(targets: dict[int, bytes], text: bytes) -> None:
+    """To each target with what stands before it there. A full disk or a closed terminal ends nothing: whoever
+    prints must never find the pipe closed.
+    """
+    for target, before in targets.items():
+        rest = before + text
         with suppress(OSError):
             while rest:
                 rest = rest[os.write(target, rest) :]

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from finetune.distributed.outer import outer_launch
 from finetune.errors import UserError
+from finetune.progress import clearing
 from finetune.report.record import read_report
 from finetune.training.start import check_run, run_folder, to_resume
 from finetune.words import Words
@@ -61,7 +62,7 @@ def main(words: Words) -> int:
 
 
 def _to_stdout(line: str) -> None:
-    print(line, flush=True)
+    print(clearing() + line, flush=True)
 
 
 def _to_stderr(line: str) -> None:

@@ -26,6 +26,7 @@ from finetune.data.source import SUBJECT, passed_over
 from finetune.errors import Problem, RunFailed, refuse
 from finetune.hardware.cores import whole_cores
 from finetune.model.tokenizer import reads_thoughts, thinking_switches
+from finetune.progress import stage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -85,7 +86,8 @@ def gather(
     problems: list[Problem] = []
     bad = ahead = 0
     writer.notes += [note for source in sources for note in _passed_over(source)]
-    for job, done in _results(_jobs(sources, data, tokenizer, quotas), data, tokenizer):
+    results = _results(_jobs(sources, data, tokenizer, quotas), data, tokenizer)
+    for job, done in _counted(results, writer.name):
         chunk = job.chunk
         if quotas is not None:
             if quotas[job.source].full:
@@ -106,6 +108,13 @@ def gather(
     if bad:
         raise refuse_rows(problems, bad)
     return writer.finish()
+
+
+def _counted(results: Iterable[tuple[_Job, _Done]], split: str) -> Iterator[tuple[_Job, _Done]]:
+    with stage(f"preparing {split}", unit="rows") as preparing:
+        for job, done in results:
+            preparing.advance(len(job.chunk.items))
+            yield job, done
 
 
 def _jobs(

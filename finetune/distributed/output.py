@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
+from finetune.progress import draw_on, is_screen
 from finetune.secrets import masked_file
 
 LOG_SECONDS = 1.0
@@ -42,6 +43,8 @@ def print_into(file: os.PathLike[str], *, terminal: bool) -> Terminal:
 
     It passes through a process that masks secrets, whoever prints: Python, a library in C, a child.
     """
+    if terminal and is_screen(1):
+        draw_on(os.dup(1))
     log = masked_file(file, terminal=terminal)
     assert log.stdin is not None
     before, target = Terminal(os.dup(2), log), log.stdin.fileno()

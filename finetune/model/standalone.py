@@ -21,6 +21,7 @@ from finetune.model.load import checkpoint_class
 from finetune.model.merge import open_source, source_tokenizer, write_merged, write_words
 from finetune.model.reopen import Check, check_tensors, on_card
 from finetune.model.source import Source
+from finetune.progress import stage
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ def write_standalone(
     beside = target.with_name(f".{target.name}-unverified-{os.getpid()}")
     beside.mkdir(parents=True)
     try:
-        made = _write_and_prove(source, beside, target, dtype_name, samples)
+        with stage("merging   and checking"):
+            made = _write_and_prove(source, beside, target, dtype_name, samples)
         (beside / "README.md").write_text(card, encoding="utf-8")
         if target.exists():
             raise RunFailed(f"{target} has appeared meanwhile; it is left as it is, and nothing is kept.")

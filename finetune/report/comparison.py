@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from finetune.paths import write_whole
+from finetune.paths import RunDir, write_whole
 from finetune.report.charts import COLOURS, charts_of
 from finetune.report.metrics import number
 from finetune.report.page import thinned_lines

@@ -37,7 +37,7 @@ CLASSES = {"completed": "good", "failed": "bad", "interrupted": "warn"}
 def page_at_end(run_dir: RunDir) -> None:
     """Make the page of a run that has ended; what goes wrong with it is told, and changes no run's result."""
     try:
-        write_page(read_run(run_dir))
+        log.info("report    %s", write_page(read_run(run_dir)))
     except Exception as error:  # noqa: BLE001 - a model that is saved and checked is not lost over its page
         what = f"{type(error).__name__}: {error}"
         log.warning("report.html could not be made (%s); try: finetune report %s", what, run_dir.path)

@@ -48,4 +48,3 @@ def _append(run_dir: RunDir, what: str) -> None:
     line = json.dumps({what: time.time()})
     with suppress(OSError):  # a full disk: the run goes on, and its time is then not known
         append_whole(run_dir.times, f"{line}\n".encode())
-

@@ -20,7 +20,7 @@ from finetune.training.proof import ProveBeforeStepOne
 from finetune.training.rows import Rows
 from finetune.training.samples import Samples
 from finetune.training.saving import Saving
-from finetune.training.step_table import StepTable
+from finetune.training.step_table import StepTable, TrainingBar
 from finetune.training.tracking import RememberTracker
 from finetune.training.trainer import RunTrainer
 
@@ -65,6 +65,7 @@ def build_trainer(
         ProveBeforeStepOne(trainer, config, facts, report),
         Record(report.run_dir, trainer),
         StepTable(trainer),
+        TrainingBar(),
         Checkpoints(trainer, config.checkpoint, facts.stop_at, stop),
         stop,
     ):

@@ -44,9 +44,7 @@ class Gauges:
             return {}
 
 
-def flops_share(
-    forecast: dict[str, Any] | None, tokens_per_second: float, processes: int
-) -> float | None:
+def flops_share(forecast: dict[str, Any] | None, tokens_per_second: float, processes: int) -> float | None:
     """Model FLOPs utilisation (arXiv:2204.02311, appendix B): what the model needs for its tokens, of what
     its cards could do; layers that are run twice do not count. None: the card is not known.
     """

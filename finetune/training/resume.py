@@ -33,7 +33,16 @@ from finetune.training.checkpoint import (
 )
 
 HARMLESS = (
-    *("checkpoint", "tracking", "launch", "run_name", "output_dir", "data.num_proc", "data.eval_samples", "hooks"),
+    *(
+        "checkpoint",
+        "tracking",
+        "launch",
+        "run_name",
+        "output_dir",
+        "data.num_proc",
+        "data.eval_samples",
+        "hooks",
+    ),
     *("hardware", "plan"),
     *("trainer.logging", "trainer.eval", "trainer.per_device_eval_batch_size", "trainer.dataloader"),
     *("trainer.per_device_train_batch_size", "trainer.gradient_accumulation_steps"),

@@ -17,6 +17,7 @@ from finetune.config.schema import RunConfig
 from finetune.distributed.launch import STOPPING
 from finetune.distributed.parent import end_with_parent
 from finetune.paths import RunDir
+from finetune.progress import stage
 from finetune.remote.address import whole_address
 from finetune.report.record import Report, read_report
 from finetune.secrets import masked, masked_file
@@ -82,7 +83,8 @@ class Sending:
             with suppress(OSError):  # it may have ended by itself
                 self.process.stdin.write(FINISH)
                 self.process.stdin.flush()
-            self.process.wait()
+            with stage("uploading what is left"):
+                self.process.wait()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

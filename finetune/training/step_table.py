@@ -6,12 +6,14 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerState
 
+from finetune.progress import Stage, stage
 from finetune.training.trainer import RunTrainer
 
 log = logging.getLogger(__name__)
@@ -63,9 +65,7 @@ class StepTable(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.started, self.first_step = time.perf_counter(), state.global_step
 
-    def on_log(
-        self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if args.process_index != 0 or not logs:
             return
         if "eval_loss" in logs:
@@ -87,7 +87,9 @@ class StepTable(TrainerCallback):
         ranks = self.trainer.ranks
         step = {**logs, **ranks}
         done = state.global_step - self.first_step
-        step["left"] = (time.perf_counter() - self.started) / max(done, 1) * (state.max_steps - state.global_step)
+        step["left"] = (
+            (time.perf_counter() - self.started) / max(done, 1) * (state.max_steps - state.global_step)
+        )
         kind = next((k for k in ("memory_reserved_bytes", "memory_resident_bytes") if k in ranks), None)
         if kind is not None:
             step["memory"] = max(ranks[kind])
@@ -96,6 +98,26 @@ class StepTable(TrainerCallback):
         if "tokens_per_second" in logs:
             step["speed"] = logs["tokens_per_second"] / self.trainer.args.world_size
         return step
+
+
+class TrainingBar(TrainerCallback):
+    """Below the table, where somebody watches: how far the training is."""
+
+    def __init__(self) -> None:
+        self.open = ExitStack()
+        self.going: Stage | None = None
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if args.process_index == 0:
+            self.going = self.open.enter_context(stage("training ", state.max_steps, "steps", told=False))
+            self.going.advance(state.global_step)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if self.going is not None:
+            self.going.advance()
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.open.close()
 
 
 def fitting(step: dict[str, Any], room: int) -> list[Column]:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
@@ -21,6 +23,7 @@ from finetune.model.load import LoadedModel, checkpoint_class, load_model, model
 from finetune.model.tokenizer import load_tokenizer
 from finetune.model.vocabulary import give_rows
 from finetune.paths import RunDir
+from finetune.progress import stage
 from finetune.report.page import page_at_end
 from finetune.report.record import Report
 from finetune.report.times import note_end, note_start
@@ -47,7 +50,8 @@ def run(run_dir: RunDir) -> int:
         saved = train(config, facts, run_dir, report, stop)
         free_memory()
         if saved is not None and saved.is_main:
-            prove_saved_model(report, saved, config, facts, run_dir)
+            with stage("checking  the saved model"):
+                prove_saved_model(report, saved, config, facts, run_dir)
         if main:
             note_end(run_dir)
             page_at_end(run_dir)
@@ -68,7 +72,8 @@ def train(
             log.info("stopped   after step %d; go on with: checkpoint.resume=auto run_name=%s", step, name)
             return None
         trainer.take_up_best()
-        return save_model(trainer, loaded, start, tokenizer, config.data.thinking, run_dir)
+        with stage_of_main("saving    the model"):
+            return save_model(trainer, loaded, start, tokenizer, config.data.thinking, run_dir)
 
 
 def build(
@@ -81,10 +86,16 @@ def build(
     attention = choose_attention(checkpoint_class(checkpoint), checkpoint, config, facts)
     # before the model: ZeRO-3 shards while loading
     arguments = sft_arguments(config, facts, run_dir, attention)
-    loaded = load_model(checkpoint, config.model, config.adapter, facts, attention)
+    with stage_of_main("loading   the model"):
+        loaded = load_model(checkpoint, config.model, config.adapter, facts, attention)
     give_rows(loaded.model, tokenizer, config.adapter, config.seed)
     model = attach_adapter(loaded.model, config.adapter, config.seed, config.model.revision)
     return build_trainer(arguments, model, tokenizer, rows, config, facts, report, stop), loaded, tokenizer
+
+
+def stage_of_main(what: str) -> AbstractContextManager[Any]:
+    """Rank 0's progress; the others go without."""
+    return stage(what) if current_world().is_main else nullcontext()
 
 
 if __name__ == "__main__":
