@@ -33,7 +33,7 @@ check: $(READY)  ## Format, lint, import layers, types, spelling
 	$(PYTHON) -m codespell_lib $(CODE) conf recipes $(wildcard *.md)
 
 test: check  ## The checks, then all tests that a CPU can run in minutes (ARGS="-k words" selects)
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-gpu: $(READY)  ## The tests that need one or more GPUs
 	$(PYTHON) -m pytest -m "gpu or multigpu" $(ARGS)
