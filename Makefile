@@ -30,7 +30,7 @@ check: $(READY)  ## Format, lint, import layers, types, spelling
 	$(PYTHON) -m ruff check $(CODE)
 	$(PYTHON) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
 	$(PYTHON) -m mypy
-	$(PYTHON) -m codespell_lib $(CODE) conf recipes $(wildcard *.md)
+	$(PYTHON) -m codespell_lib $(CODE) conf recipes docs $(wildcard *.md)
 
 test: check  ## The checks, then all tests that a CPU can run in minutes (ARGS="-k words" selects)
 	$(PYTHON) -m pytest -n 2 --dist loadfile $(ARGS)

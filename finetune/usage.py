@@ -16,7 +16,8 @@ keys: recipe model adapter data trainer distributed hardware tracking choose a f
       hardware.* plan.* output_dir run_name seed set single values. Each is documented in
       finetune/config/schema.py; a wrong one names the nearest.
 exit: 0 done, 1 the run failed, 2 something to change (told in one message), 3 it does not fit (plan, train),
-      130/143/138 stopped by SIGINT/SIGTERM/SIGUSR1 after a checkpoint was saved"""
+      130/143/138 stopped by SIGINT/SIGTERM/SIGUSR1 after a checkpoint was saved,
+      129 a verb other than train was ended by SIGHUP"""
 
 DOCTOR = """\
 usage: python -m finetune doctor [key=value ...] [flags]

@@ -31,7 +31,10 @@ KEPT = {
     "doctor": "nothing is left of it",
     "rehearse": "nothing is left of it",
     "scale": "the runs that had been measured whole are kept",
+    "evaluate": "nothing is left of it",
+    "generate": "what was answered is printed",
     "merge": "nothing is left of it",
+    "report": "a page that was there stays as it was",
 }
 """What an interrupted verb leaves."""
 FLAGS = {

@@ -12,7 +12,7 @@ _ORDER = "the order of the rows comes from `seed` alone, and it is the same for 
 _CHECKPOINTS = "use checkpoint.every_minutes or checkpoint.every_steps"
 _RESUME = "use checkpoint.resume=auto (or the path of a checkpoint), which takes up everything"
 _BEST = "use checkpoint.best=eval_loss: the best checkpoint stays, and model/ holds its weights"
-_HUB = "a run pushes nothing (`merge --push` is not built yet): use `hf upload` on its model/ folder"
+_HUB = "a run pushes nothing: use `merge RUN --push hub://OWNER/NAME`, or `hf upload` on its model/ folder"
 _STRATEGY = "use distributed=NAME; its settings are rendered from the strategy"
 _LOSS_ON = "use data.loss_on (assistant, last_assistant, completion or all)"
 _LOSS_ONLY = "evaluation computes the loss alone, so nothing would read it"

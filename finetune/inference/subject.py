@@ -127,8 +127,8 @@ def find_subject(
     tuned = find_source(word, list(of_tuned), problems) if word is not None else None
     composed = compose(_words_of_config(tuned, words), problems=problems)
     config = composed.config
-    no_rows = [problem for problem in problems if problem.where == "data.train is missing"]
-    found = [problem for problem in dict.fromkeys(problems) if problem not in no_rows]
+    follows = {"data.train is missing"} | ({"model.name_or_path is missing"} if word is not None else set())
+    found = [problem for problem in dict.fromkeys(problems) if problem.where not in follows]
     given = composed.provenance
     # any model may be asked on a CPU, and how it was trained says nothing of where it is asked
     launch, spread = _launch_as_typed(config, given), DistributedConfig()

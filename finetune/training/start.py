@@ -199,7 +199,7 @@ def _write(run: CheckedRun, run_dir: RunDir) -> None:
         record = json.dumps(as_record(run.plan, run.composed.config), indent=2)
         run_dir.plan.write_text(f"{record}\n", encoding="utf-8")
     write_launch_file(run_dir.accelerate, launch_file(run.facts, run.config.launch, run.config.distributed))
-    run_dir.environment.write_text(json.dumps(_environment(), indent=2) + "\n", encoding="utf-8")
+    run_dir.environment.write_text(json.dumps(_environment(run.composed), indent=2) + "\n", encoding="utf-8")
 
 
 def _taken(run: CheckedRun, run_dir: RunDir) -> Refusal:
@@ -255,8 +255,8 @@ def _new_name(run: CheckedRun) -> str:
     return f"{stem}-{run.facts.strategy.value}-{stamp}-{secrets.token_hex(2)}"
 
 
-def _environment() -> dict[str, Any]:
-    """Versions, devices and git revision, for the record; `describe_machine` adds the rest."""
+def _environment(composed: Composed) -> dict[str, Any]:
+    """Who set what, versions, devices and git revision, for the record; `describe_machine` adds the rest."""
     names = (
         "torch",
         "transformers",
@@ -280,4 +280,5 @@ def _environment() -> dict[str, Any]:
         "devices": asdict(probe_devices()),
         "machine": None,
         "git_revision": revision.stdout.strip() or None,
+        "composed": {"choices": composed.choices, "provenance": composed.provenance},
     }
