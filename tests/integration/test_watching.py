@@ -53,7 +53,7 @@ def at_terminal(folder: Path, name: str, **variables: str) -> str:
 
 
 def on_screen(seen: str) -> list[str]:
-    """The lines that stand there in the end: a carriage return begins a line anew, a control word clears it."""
+    """The lines that stand there in the end: a carriage return begins one anew, a control word clears it."""
     lines = []
     for line in seen.split("\n"):
         shown = ""
