@@ -8,15 +8,34 @@ from finetune.errors import FinetuneError, Refusal, RunFailed
 from finetune.version import __version__
 
 if TYPE_CHECKING:
-    from finetune.api import Run, load_config, plan, train
+    from finetune.api import Run, compare, evaluate, generate, load_config, plan, prepare, train
 
-__all__ = ["FinetuneError", "Refusal", "Run", "RunFailed", "__version__", "load_config", "plan", "train"]
+API = ("Run", "compare", "evaluate", "generate", "load_config", "plan", "prepare", "train")
+
+__all__ = [
+    "FinetuneError",
+    "Refusal",
+    "Run",
+    "RunFailed",
+    "__version__",
+    "compare",
+    "evaluate",
+    "generate",
+    "load_config",
+    "plan",
+    "prepare",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
     # heavy imports wait until they are used: `import finetune` touches neither torch nor a device
-    if name in ("Run", "load_config", "plan", "train"):
+    if name in API:
         from finetune import api
 
         return getattr(api, name)
     raise AttributeError(f"module 'finetune' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

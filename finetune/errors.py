@@ -19,6 +19,10 @@ class FinetuneError(Exception):
     def __str__(self) -> str:
         return masked(super().__str__())  # messages of libraries are part of it
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows of it below a cell."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UserError(FinetuneError):
     """The user must change something (config, data, machine) before the run can start."""

@@ -27,6 +27,7 @@ from finetune.logs import set_up_logging
 from finetune.model.fetch import fetch_model
 from finetune.model.limits import model_limits
 from finetune.paths import RunDir
+from finetune.report.cells import evaluation_cell
 from finetune.report.evaluation_text import evaluation_lines
 
 SAMPLES = 100
@@ -47,6 +48,9 @@ class Evaluation:
 
     def __repr__(self) -> str:
         return "\n".join(evaluation_lines(self.record))
+
+    def _repr_html_(self) -> str:
+        return evaluation_cell(self.record)
 
 
 @dataclass(frozen=True, slots=True)

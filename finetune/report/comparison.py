@@ -82,23 +82,14 @@ def comparison_page(readings: list[Reading], record: dict[str, Any]) -> str:
         "comparison.html",
         charts_of(metrics),
         runs=runs,
-        results=_rows([run["results"] for run in record["runs"]]),
+        results=result_rows([run["results"] for run in record["runs"]]),
         thinned=thinned_lines(metrics),
         keys=record["differing_keys"],
     )
 
 
-def names_of(readings: list[Reading]) -> list[str]:
-    """The names of their folders; where two have the same, as much of the path as tells them apart."""
-    paths = [reading.run_dir.path for reading in readings]
-    for parts in range(1, max(len(path.parts) for path in paths) + 1):
-        names = ["/".join(path.parts[-parts:]) for path in paths]
-        if len({*names}) == len(names):
-            return names
-    return names
-
-
-def _rows(results: list[dict[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
+def result_rows(results: list[dict[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Title of each result, and for each run how it is shown and how many times that of the first it is."""
     rows = []
     for name, (title, shown) in ROWS.items():
         first = number(results[0][name])
@@ -116,3 +107,13 @@ def _rows(results: list[dict[str, Any]]) -> list[tuple[str, list[tuple[str, str]
             cells.append((shown(value) + unit, ratio))
         rows.append((title, cells))
     return rows
+
+
+def names_of(readings: list[Reading]) -> list[str]:
+    """The names of their folders; where two have the same, as much of the path as tells them apart."""
+    paths = [reading.run_dir.path for reading in readings]
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len({*names}) == len(names):
+            return names
+    return names

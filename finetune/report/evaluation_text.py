@@ -24,6 +24,13 @@ FIGURES = {
 
 def evaluation_lines(record: dict[str, Any], columns: int = 100) -> list[str]:
     """The table, what its intervals mean, and a few answers."""
+    models, table = record["models"], evaluation_table(record)
+    lines = ["", *_aligned(table), "", *notes_of(record)]
+    return [*lines, *task_lines(models), *_samples(models, columns)]
+
+
+def evaluation_table(record: dict[str, Any]) -> list[list[str]]:
+    """A row for each figure, the names of the models in the first; all as they are shown."""
     models, difference = record["models"], record["difference"]
     heads = ["", *(model["name"] for model in models), *(["tuned - base"] if difference else [])]
     table = [heads]
@@ -34,14 +41,33 @@ def evaluation_lines(record: dict[str, Any], columns: int = 100) -> list[str]:
             last = _cell(apart.get(name), apart.get(f"{name}_interval"), name, "+")
             table.append([title, *(cell or "-" for cell in cells), last])
     table += [[title, *cells] for title, cells in _counts(models)]
-    lines = ["", *_aligned(table), ""]
-    if len(table) > 1:
+    return table
+
+
+def notes_of(record: dict[str, Any]) -> list[str]:
+    """What the intervals mean, and which answers were cut off."""
+    models = record["models"]
+    lines = []
+    if len(evaluation_table(record)) > 1:
         lines.append(f"In brackets: the interval, {record['intervals']}.")
     unfinished = [f"{model['unfinished']} of {model['name']}" for model in models if model["unfinished"]]
     if unfinished:
         length = record["answered"]["max_new_tokens"]
         lines.append(f"Answers cut off after {length} tokens: {', '.join(unfinished)} (--max-new-tokens).")
-    return [*lines, *_tasks(models), *_samples(models, columns)]
+    return lines
+
+
+def task_lines(models: list[dict[str, Any]]) -> list[str]:
+    """The harness's own figures, with its standard errors."""
+    asked = [model for model in models if "tasks" in model]
+    if not asked:
+        return []
+    table = [["task", "metric", *(model["name"] for model in asked)]]
+    for task, figures in asked[0]["tasks"].items():
+        for metric in figures:
+            cells = [_task_cell(model["tasks"].get(task, {}).get(metric)) for model in asked]
+            table.append([task, metric, *cells])
+    return ["", *_aligned(table), "Tasks: lm-evaluation-harness, with its standard errors; no chat template."]
 
 
 def side_by_side(said: dict[str, str], columns: int) -> list[str]:
@@ -99,19 +125,6 @@ def _aligned(table: list[list[str]]) -> list[str]:
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-
-
-def _tasks(models: list[dict[str, Any]]) -> list[str]:
-    """The harness's own figures, with its standard errors."""
-    asked = [model for model in models if "tasks" in model]
-    if not asked:
-        return []
-    table = [["task", "metric", *(model["name"] for model in asked)]]
-    for task, figures in asked[0]["tasks"].items():
-        for metric in figures:
-            cells = [_task_cell(model["tasks"].get(task, {}).get(metric)) for model in asked]
-            table.append([task, metric, *cells])
-    return ["", *_aligned(table), "Tasks: lm-evaluation-harness, with its standard errors; no chat template."]
 
 
 def _task_cell(figure: dict[str, Any] | None) -> str:

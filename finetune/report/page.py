@@ -61,8 +61,8 @@ def run_page(reading: Reading) -> str:
         folder=str(reading.run_dir.path),
         status=reading.status,
         status_class=CLASSES.get(reading.status, ""),
-        sentence=_sentence(reading),
-        figures=_figures(reading, cost),
+        sentence=sentence_of(reading),
+        figures=figures_of(reading, cost),
         failure=_failure(reading),
         missing=reading.missing,
         thinned=thinned_lines({name: reading.metrics}),
@@ -77,17 +77,7 @@ def run_page(reading: Reading) -> str:
     )
 
 
-def thinned_lines(runs: dict[str, Metrics]) -> list[str]:
-    """Say which curves are not shown whole."""
-    return [
-        f"{name}: of {metrics.thinned_from:,} points {POINTS:,} are drawn: the lowest and the highest of "
-        "each stretch. metrics.jsonl has all of them."
-        for name, metrics in runs.items()
-        if metrics.thinned_from
-    ]
-
-
-def _sentence(reading: Reading) -> str:
+def sentence_of(reading: Reading) -> str:
     """What ran, as far as it is known."""
     count = reading.processes
     parts = [
@@ -101,7 +91,7 @@ def _sentence(reading: Reading) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _figures(reading: Reading, cost: Cost) -> list[tuple[str, str, str]]:
+def figures_of(reading: Reading, cost: Cost) -> list[tuple[str, str, str]]:
     """Name, value, and a few words below it."""
     found = results_of(reading, cost)
     plural = "" if cost.devices == 1 else "s" if cost.device == "GPU" else "es"
@@ -122,6 +112,16 @@ def _figures(reading: Reading, cost: Cost) -> list[tuple[str, str, str]]:
         ("training steps alone", shown_seconds(cost.training_seconds), "evaluations aside"),
         (f"{'GPU' if cost.device == 'GPU' else 'process'} hours", shown_hours(cost.device_hours), devices),
         ("cost", shown_money(cost.money, cost.currency), cost.no_money),
+    ]
+
+
+def thinned_lines(runs: dict[str, Metrics]) -> list[str]:
+    """Say which curves are not shown whole."""
+    return [
+        f"{name}: of {metrics.thinned_from:,} points {POINTS:,} are drawn: the lowest and the highest of "
+        "each stretch. metrics.jsonl has all of them."
+        for name, metrics in runs.items()
+        if metrics.thinned_from
     ]
 
 

@@ -30,14 +30,23 @@ Say = Callable[[str], None]
 
 
 def start_and_wait(
-    run: CheckedRun, say: Say, relay: Say | None = None, resume: Resume | None = None
+    run: CheckedRun,
+    say: Say,
+    relay: Say | None = None,
+    resume: Resume | None = None,
+    opened: Callable[[RunDir], None] = lambda run_dir: None,
 ) -> tuple[RunDir, Ended]:
-    """Run to the end. The workers start before the data is prepared: they load their libraries meanwhile."""
+    """Run to the end. The workers start before the data is prepared: they load their libraries meanwhile.
+
+    `opened` is called once the run has its folder.
+    """
     if resume is not None:
         with held(resume.run_dir):
-            return _start_and_wait(run, open_run(run, resume), say, relay, resume)
+            opened(open_run(run, resume))
+            return _start_and_wait(run, resume.run_dir, say, relay, resume)
     run_dir = open_run(run)
     with held(run_dir, run.config.launch.machine_rank):
+        opened(run_dir)
         return _start_and_wait(run, run_dir, say, relay, resume)
 
 

@@ -1,0 +1,25 @@
+"""The Python API: plan, prepare, train, ask and compare, from a script or a notebook."""
+
+from __future__ import annotations
+
+from finetune.api.asking import Answers, evaluate, generate
+from finetune.api.comparing import Comparison, compare
+from finetune.api.planning import PlanView, load_config, plan
+from finetune.api.preparing import DataView, prepare
+from finetune.api.run import Run
+from finetune.api.training import train
+
+__all__ = [
+    "Answers",
+    "Comparison",
+    "DataView",
+    "PlanView",
+    "Run",
+    "compare",
+    "evaluate",
+    "generate",
+    "load_config",
+    "plan",
+    "prepare",
+    "train",
+]
