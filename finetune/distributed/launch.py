@@ -75,6 +75,8 @@ class Workers:
         """By us."""
         self.lost = ""
         """The signal by which somebody else has ended the launcher."""
+        self._starting = True
+        """Until there is a process to end: a signal is only noted."""
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Workers:
@@ -83,31 +85,20 @@ class Workers:
                 self._handlers[number] = signal.signal(number, self._on_signal)
             if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else its owner has said what it does
                 self._handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self.run_dir.logs.mkdir(exist_ok=True)
-        log = self.run_dir.launcher_log
-        self._said_before = log.stat().st_size if log.exists() else 0  # by the launcher of an earlier start
-        self._log = masked_file(log)
-        assert self._log.stdin is not None
-        with self._log.stdin as launcher_log:
-            self.process = subprocess.Popen(
-                accelerate_command(self.run_dir, self.facts, self.launch, self.module, self._scratch),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if self.relay else None,
-                stderr=launcher_log,
-                env=worker_environment(self.facts, self.launch),
-                # a session of their own: Ctrl-C reaches this process alone, which passes it on to the workers
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
-        if self.relay is not None:
-            self._relaying = Thread(target=self._pass_on, args=(self.relay,), daemon=True)
-            self._relaying.start()
+        try:
+            self._start()
+        except BaseException:
+            self._give_back_signals()
+            raise
+        self._starting = False
+        if self.received:
+            self.__exit__()
+            raise SystemExit(128 + self.received)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.kill()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._give_back_signals()
 
     def wait(self) -> Ended:
         """Wait for the end of all workers; after one has failed the others get `GRACE_SECONDS`.
@@ -148,6 +139,31 @@ class Workers:
         """Where torch's launcher makes folders of its own; it never removes them."""
         return self.run_dir.logs / f".launcher-{self.launch.machine_rank}"
 
+    def _start(self) -> None:
+        self.run_dir.logs.mkdir(exist_ok=True)
+        log = self.run_dir.launcher_log
+        self._said_before = log.stat().st_size if log.exists() else 0  # by the launcher of an earlier start
+        self._log = masked_file(log)
+        assert self._log.stdin is not None
+        with self._log.stdin as launcher_log:
+            self.process = subprocess.Popen(
+                accelerate_command(self.run_dir, self.facts, self.launch, self.module, self._scratch),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if self.relay else None,
+                stderr=launcher_log,
+                env=worker_environment(self.facts, self.launch),
+                # a session of their own: Ctrl-C reaches this process alone, which passes it on to the workers
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+        if self.relay is not None:
+            self._relaying = Thread(target=self._pass_on, args=(self.relay,), daemon=True)
+            self._relaying.start()
+
+    def _give_back_signals(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
     def _wait_for_log(self) -> None:
         with suppress(subprocess.TimeoutExpired):
             self._log.wait(timeout=2)
@@ -184,8 +200,12 @@ class Workers:
             relay(line.decode("utf-8", errors="replace").rstrip("\n"))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._starting:
+            self.received = number
+            return
         if self.preparing:
-            raise SystemExit(128 + number)  # nothing to save yet; leaving the block ends the workers
+            self.kill()  # nothing to save yet; and the block that would end them may not be entered yet
+            raise SystemExit(128 + number)
         if self.received:
             self.at_once = True
             self.kill()

@@ -26,7 +26,14 @@ ON_CPU = {"of a card": "of the RAM", "GB a card": "GB a process"}
 def plan_lines(plan: Plan, config: RunConfig, columns: int = 80, colour: bool = False) -> str:
     """Title, table, choice and what else is to be told."""
     out = StringIO()
-    console = Console(file=out, width=columns, force_terminal=colour, no_color=not colour, highlight=False)
+    console = Console(
+        file=out,
+        width=columns,
+        force_terminal=colour,
+        force_jupyter=False,  # in a notebook rich would display the lines instead of writing them
+        no_color=not colour,
+        highlight=False,
+    )
     machine = plan.machine
     console.print(_title(machine))
     console.print(_table(plan))
@@ -46,7 +53,8 @@ def side_by_side(plans: list[tuple[Plan, RunConfig]], columns: int = 80) -> str:
         hours = "-" if duration.seconds is None else f"{duration.seconds / 3600:,.1f}"
         cost = "-" if duration.cost is None else f"{duration.cost:,.2f}"
         table.add_row(plan.machine.label, *(row[name] for name in shown), hours, cost)
-    Console(file=out, width=columns, no_color=True, highlight=False).print(table)
+    console = Console(file=out, width=columns, force_jupyter=False, no_color=True, highlight=False)
+    console.print(table)
     return out.getvalue().rstrip("\n")
 
 

@@ -24,7 +24,7 @@ def scale_lines(record: dict[str, Any], columns: int = 80) -> list[str]:
     if not points:
         return record["verdict"].splitlines()
     out = StringIO()
-    console = Console(file=out, width=columns, no_color=True, highlight=False)
+    console = Console(file=out, width=columns, force_jupyter=False, no_color=True, highlight=False)
     console.print(_table(points))
     console.print(" ".join(MEANING.split()))
     console.print()
