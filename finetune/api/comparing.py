@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.errors import Problem, Refusal, refuse
 from finetune.report import comparison
 from finetune.report.cells import comparison_cell
-from finetune.report.charts import TITLES
+from finetune.report.charts import FEW
 from finetune.report.find import find_runs
 from finetune.report.reading import Reading, read_run
 
@@ -55,8 +55,8 @@ class Comparison:
 
         _, axes = pyplot.subplots()
         for name, curve in curves.items():
-            axes.plot(curve.steps, curve.values, label=name, marker="o" if len(curve.values) == 1 else None)
-        axes.set(xlabel="step", ylabel=TITLES.get(column, column.replace("_", " ")), title=column)
+            axes.plot(curve.steps, curve.values, label=name, marker="." if len(curve.values) <= FEW else None)
+        axes.set(xlabel="step", ylabel=column)
         axes.legend()
         return axes
 
