@@ -250,7 +250,12 @@ def test_python_in_a_page_compiles_and_calls_what_there_is(at: Block, desk: Desk
             and node.value.id == "finetune"
         ):
             assert node.attr in finetune.__all__
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in VERBS:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        of_finetune = isinstance(node.func.value, ast.Name) and node.func.value.id == "finetune"
+        if not of_finetune:
+            assert hasattr(finetune.Run, node.func.attr) or hasattr(finetune.Comparison, node.func.attr)
+        elif node.func.attr in ("train", "prepare", "plan"):
             words = [ast.literal_eval(argument) for argument in node.args]
             code, said = desk.type(*([node.func.attr] if node.func.attr == "plan" else ["--dry-run"]), *words)
             assert code in (0, 3), said
