@@ -36,9 +36,16 @@ def folder_problem(model: ModelConfig) -> Problem | None:
     content = _read(file)
     if isinstance(content, str):
         return Lack(str(file), content, COPY_AGAIN)
-    if "model_type" not in content and "auto_map" not in content:
-        return Lack(str(file), "it does not say which model this is (model_type)", COPY_AGAIN)
     return None
+
+
+def nameless_problem(model: ModelConfig) -> Problem | None:
+    """Why the weights of a folder cannot be opened; its tokenizer, which is all that rows need, can."""
+    file = Path(model.name_or_path).expanduser() / "config.json"
+    content = _read(file) if model.gguf_file is None and file.exists() else ""
+    if isinstance(content, str) or "model_type" in content or "auto_map" in content:
+        return None
+    return Lack(str(file), "it does not say which model this is (model_type)", COPY_AGAIN)
 
 
 def _read(file: Path) -> dict[str, Any] | str:

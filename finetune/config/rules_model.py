@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finetune.config.case import DEEPSPEED, FSDP, Case
-from finetune.config.model_folder import stored_config
+from finetune.config.model_folder import nameless_problem, stored_config
 from finetune.config.packages import bitsandbytes_problem
 from finetune.config.precision import Precision
 from finetune.config.schema import Method, ModelConfig, Strategy
@@ -53,6 +53,7 @@ def check_model(case: Case, facts: ModelFacts) -> None:
     model = case.config.model
     if model.name_or_path.startswith(("/", "~")) and not Path(model.name_or_path).exists():
         case.lack(f"model.name_or_path={model.name_or_path}", "there is no such folder")
+    case.problems += filter(None, [nameless_problem(model)])
     template = model.chat_template
     if template is not None and "{" not in template and not Path(template).is_file():
         why = "there is no such file, and it is no template"

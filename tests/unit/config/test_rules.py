@@ -279,7 +279,6 @@ def test_the_sizes_of_a_local_folder_count_before_those_of_conf(tmp_path: Path) 
         ("", "config.json: it is empty"),
         ('{"model_type": ', "config.json: it is no JSON: Expecting value: line 1 column 16"),
         ("[]", "config.json: expected a mapping, got a list"),
-        ("{}", "config.json: it does not say which model this is"),
     ],
 )
 def test_a_folder_that_cannot_be_opened_as_a_model_is_refused_by_every_verb(
@@ -290,6 +289,12 @@ def test_a_folder_that_cannot_be_opened_as_a_model_is_refused_by_every_verb(
         (tmp_path / "config.json").write_text(content, encoding="utf-8")
     with pytest.raises(Refusal, match=re.escape(why)):
         compose(["recipe=tiny_lora", f"model.name_or_path={tmp_path}"])
+
+
+def test_a_model_without_a_name_cannot_be_trained_and_its_tokenizer_can_be_used(tmp_path: Path) -> None:
+    folder = config_json(tmp_path / "m", max_position_embeddings=128)
+    assert "it does not say which model this is (model_type)" in refusal(f"model.name_or_path={folder}")
+    compose(["recipe=tiny_lora", f"model.name_or_path={folder}"])
 
 
 def test_an_address_is_no_folder_for_runs() -> None:
