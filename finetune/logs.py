@@ -77,7 +77,8 @@ def set_up_logging(main: bool) -> None:
 def _loading(factory: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Weights that transformers reads or writes advance the stage that goes on."""
     going = current()
-    return going.over(args[0]) if args and going is not None else factory(*args, **options)
+    counts = args and going is not None and not going.unit  # one with a unit counts something else
+    return going.over(args[0]) if counts and going is not None else factory(*args, **options)
 
 
 class _Masked(logging.Formatter):

@@ -2,7 +2,7 @@
 
 A worker's output goes through a process that masks secrets, and from there to the terminal: lines arrive when
 they will. So a bar stands alone on the last line, whoever prints a line clears it first (`CLEAR`), and it is
-drawn again.
+drawn again. A thread draws: a terminal that takes nothing more (Ctrl-S) holds up no step.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from time import monotonic
 from typing import Any, TextIO
 
 CLEAR = "\r\x1b[K"
-DRAWN_SECONDS, TOLD_SECONDS = 0.5, 30.0
-"""Between two looks at a bar, and between two lines where there is none."""
-
+DRAWN_SECONDS, TOLD_SECONDS, END_SECONDS = 0.2, 30.0, 1.0
+"""Between two drawings of a bar, between two lines where there is none; how long a last drawing may take."""
 COUNTED = "{desc}  {bar:20}  {n_fmt}/{total_fmt}{unit}  {elapsed}, {remaining} left"
 COUNTING = "{desc}  {n_fmt}{unit}  {elapsed}"
 WAITING = "{desc}  {elapsed}"
 
 _screen: TextIO | None = None
+"""Where bars are drawn by a process that has sent its output elsewhere."""
 _current: Stage | None = None
 _bars = 0
 """That are drawn on this process's own terminal."""
@@ -39,6 +39,15 @@ def draw_on(descriptor: int) -> None:
     """Draw bars there from now on: a process that sends its output elsewhere says where its terminal is."""
     global _screen
     _screen = os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", closefd=False)
+
+
+def columns() -> int:
+    """How wide the terminal is; 80 where nobody watches."""
+    screen = _screen if _screen is not None else _own_screen()
+    try:
+        return os.get_terminal_size(screen.fileno()).columns if screen is not None else 80
+    except OSError:
+        return 80
 
 
 def current() -> Stage | None:
@@ -57,23 +66,22 @@ class Stage:
 
     what: str
     unit: str
-    total: int | None
+    total: int | None = None
     done: int = 0
-    bar: Any = None
-    """tqdm's."""
+    before: int = 0
+    """What was done already when it was begun."""
+
+    def of(self, total: int, before: int = 0) -> None:
+        """There is so much to do, and so much of it has been done."""
+        self.total, self.done, self.before = total, before, before
 
     def advance(self, number: int = 1) -> None:
         """So much more is done."""
         self.done += number
-        if self.bar is not None:
-            self.bar.update(number)
 
     def over(self, things: Collection[Any]) -> Iterator[Any]:
-        """Count them as they are taken, from none."""
-        self.done, self.total = 0, len(things)
-        if self.bar is not None:
-            self.bar.reset(self.total)
-            self.bar.bar_format = COUNTED
+        """Count them as they are taken."""
+        self.of(len(things))
         for thing in things:
             yield thing
             self.advance()
@@ -81,47 +89,34 @@ class Stage:
     def line(self, seconds: float) -> str:
         """Where nobody watches."""
         of = f" of {self.total:,}" if self.total else ""
-        count = f", {self.done:,}{of} {self.unit}" if self.done else ""
+        count = f", {self.done:,}{of} {self.unit}".rstrip() if self.done else ""
         return f"{self.what}{count}, for {int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 @contextmanager
-def stage(what: str, total: int | None = None, unit: str = "", *, told: bool = True) -> Iterator[Stage]:
-    """`what` begins with the name of the stage, as lines do; without a `total` its time is shown.
+def stage(what: str, unit: str = "", *, told: bool = True) -> Iterator[Stage]:
+    """`what` begins with the name of the stage, as lines do; until something is counted its time is shown.
 
     `told`: where nobody watches, a line is printed now and then.
     """
-    from tqdm import tqdm
-
     global _bars, _current
     own = _screen is None
-    screen = _screen if _screen is not None else _own_screen()
-    going, over = Stage(what, unit, total), Event()
-    if screen is not None:
-        going.bar = tqdm(
-            desc=what,
-            total=total,
-            unit=f" {unit}" if unit else "",
-            file=screen,
-            leave=False,
-            dynamic_ncols=True,
-            bar_format=COUNTED if total else COUNTING if unit else WAITING,
-        )
-        _bars += own
-    telling = Thread(target=_tell, args=(going, over), daemon=True)
-    if told or going.bar is not None:
+    screen = _own_screen() if own else _screen
+    going, over = Stage(what, unit), Event()
+    work = _draw if screen is not None else _tell
+    telling = Thread(target=work, args=(going, over, screen or sys.stderr), daemon=True)
+    if told or screen is not None:
         telling.start()
     before, _current = _current, going
+    _bars += own and screen is not None
     try:
         yield going
     finally:
         _current = before
         over.set()
         if telling.ident is not None:
-            telling.join()
-        if going.bar is not None:
-            going.bar.close()
-            _bars -= own
+            telling.join(timeout=END_SECONDS)
+        _bars -= own and screen is not None
 
 
 def _own_screen() -> TextIO | None:
@@ -132,11 +127,20 @@ def _own_screen() -> TextIO | None:
         return None
 
 
-def _tell(going: Stage, over: Event) -> None:
+def _draw(going: Stage, over: Event, screen: TextIO) -> None:
+    from tqdm import tqdm
+
+    bar = tqdm(desc=going.what, file=screen, leave=False, dynamic_ncols=True, bar_format=WAITING)
+    while not over.wait(DRAWN_SECONDS):
+        bar.n, bar.total, bar.initial = going.done, going.total, going.before
+        bar.unit = f" {going.unit}" if going.unit else ""
+        bar.bar_format = COUNTED if going.total else COUNTING if going.done else WAITING
+        bar.refresh()
+    bar.close()
+
+
+def _tell(going: Stage, over: Event, stream: TextIO) -> None:
     began = monotonic()
-    while not over.wait(DRAWN_SECONDS if going.bar is not None else TOLD_SECONDS):
-        if going.bar is not None:
-            going.bar.refresh()
-        else:
-            sys.stderr.write(f"{going.line(monotonic() - began)}\n")
-            sys.stderr.flush()
+    while not over.wait(TOLD_SECONDS):
+        stream.write(f"{going.line(monotonic() - began)}\n")
+        stream.flush()

@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from contextvars import copy_context
+from importlib import import_module
 from io import BytesIO
 from threading import Event, Thread
 from typing import Any
@@ -61,8 +62,7 @@ class LiveChart:
 
     def _draw(self, run_dir: RunDir) -> None:
         """Unless nothing was logged since."""
-        from IPython.display import Image, display
-
+        shown = import_module("IPython.display")  # of the kernel that runs us: no dependency of ours
         size = run_dir.metrics.stat().st_size if run_dir.metrics.exists() else 0
         if size == self._seen:
             return
@@ -70,9 +70,9 @@ class LiveChart:
         metrics = read_metrics(run_dir.metrics)
         if not metrics.curves:
             return
-        picture = Image(data=losses_drawn(metrics, run_dir.path.name), format="png")
+        picture = shown.Image(data=losses_drawn(metrics, run_dir.path.name), format="png")
         if self._handle is None:
-            self._handle = display(picture, display_id=True)
+            self._handle = shown.display(picture, display_id=True)
         else:
             self._handle.update(picture)
 

@@ -111,7 +111,7 @@ def gather(
 
 
 def _counted(results: Iterable[tuple[_Job, _Done]], split: str) -> Iterator[tuple[_Job, _Done]]:
-    with stage(f"preparing {split}", unit="rows") as preparing:
+    with stage(f"preparing {split}", "rows") as preparing:
         for job, done in results:
             preparing.advance(len(job.chunk.items))
             yield job, done

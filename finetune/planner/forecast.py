@@ -33,8 +33,7 @@ def forecast_of(option: Option, machine: Machine) -> dict[str, Any]:
         "micro_batch_tokens": option.micro_batch_tokens,
         "step_seconds": option.time.total,
         "tokens_per_second": option.tokens_per_second,
-        "flops_per_token": option.flops_per_token,
-        "peak_flops": _peak_flops(option, machine),
+        "flops": {**option.flops, "peak": _peak_flops(option, machine)},
     }
 
 

@@ -13,10 +13,11 @@ from finetune.config.trainer_fields import AUTO
 from finetune.hardware.machine import Machine
 from finetune.planner.from_config import job_of
 from finetune.planner.host import Outside, outside_memory, resident_memory
+from finetune.planner.job import Job
 from finetune.planner.memory import Bound, Memory, device_memory
 from finetune.planner.placement import Placement
 from finetune.planner.shape import Shape
-from finetune.planner.speed import StepTime, flops_per_token, step_time
+from finetune.planner.speed import StepTime, flops_per_position, flops_per_token, step_time
 from finetune.planner.traffic import Traffic, traffic_of
 
 
@@ -36,8 +37,10 @@ class Option:
     """Over all cards, every row as long as it may be."""
     micro_batch_tokens: int
     """Of one card, every row as long as it may be."""
-    flops_per_token: float
-    """What the model needs; layers that are run twice do not count."""
+    flops: dict[str, float | None]
+    """What the model needs for a token, layers run twice not counted: `token` by its weights, `position` for
+    each position that it looks at, `window` of them at most.
+    """
     card_bytes: float
     """What a card must have for torch, `plan.margin` included."""
     host: Bound
@@ -116,9 +119,15 @@ def _option(config: RunConfig, facts: RunFacts, machine: Machine, shape: Shape) 
         time=step_time(place, machine, accumulation),
         tokens_per_step=job.tokens * accumulation * facts.num_processes,
         micro_batch_tokens=job.tokens,
-        flops_per_token=flops_per_token(job),
+        flops=_flops(job),
         card_bytes=card_bytes,
         host=host,
         fits_card=on_cpu or card_bytes <= machine.usable_bytes,
         fits_host=host.upper <= machine.host_bytes,
     )
+
+
+def _flops(job: Job) -> dict[str, float | None]:
+    position, window = flops_per_position(job), job.shape.sliding_window
+    seen = min(job.row_tokens, window or job.row_tokens) / 2
+    return {"token": flops_per_token(job) - seen * position, "position": position, "window": window}

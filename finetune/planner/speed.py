@@ -78,13 +78,17 @@ def flops_per_token(job: Job, *, run_twice: bool = False) -> float:
     """2 for each active weight in the forward pass, 4 backward (2 where weights are frozen), 2 again when the
     layers are run twice (arXiv:2001.08361, section 2.1); attention adds its products with half the row.
     """
-    shape = job.shape
     passes = 2 + (4 if job.adapter is None else 2)
     passes += 2 if run_twice else 0
-    seen = min(job.row_tokens, shape.sliding_window or job.row_tokens) / 2
-    attention = 2 * 2 * shape.query_size * seen * shape.num_hidden_layers
-    again = 4 if run_twice else 3
-    return passes * shape.active_parameters + again * attention + 6 * (job.trained if job.adapter else 0)
+    seen = min(job.row_tokens, job.shape.sliding_window or job.row_tokens) / 2
+    weights = passes * job.shape.active_parameters + 6 * (job.trained if job.adapter else 0)
+    return weights + seen * flops_per_position(job, run_twice=run_twice)
+
+
+def flops_per_position(job: Job, *, run_twice: bool = False) -> float:
+    """Of attention, for each position that a token looks at."""
+    products = 2 * 2 * job.shape.query_size * job.shape.num_hidden_layers
+    return (4 if run_twice else 3) * products
 
 
 def optimizer_seconds(place: Placement, machine: Machine) -> float:

@@ -24,7 +24,7 @@ COUNTS, STRATEGIES = "launch.num_processes=", "distributed="
 NOTHING_ELSE = (
     *("trainer.eval_strategy=no", "trainer.eval_on_start=false", "tracking.report_to=none"),
     *("checkpoint.best=null", "checkpoint.early_stopping_patience=null", "checkpoint.resume=never"),
-    *("checkpoint.remote=null", "checkpoint.stop_at=null", "launch.detach=false"),
+    *("checkpoint.remote=null", "checkpoint.stop_at=null", "launch.detach=false", "data.eval_samples=0"),
 )
 """What a short run of this kind leaves out: the steps alone are of interest."""
 

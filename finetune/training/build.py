@@ -11,6 +11,7 @@ from trl import SFTConfig
 
 from finetune.config.rules import RunFacts
 from finetune.config.schema import RunConfig, Tracker
+from finetune.config.strategy import TRAITS
 from finetune.distributed.world import gather_objects
 from finetune.planner.forecast import BETWEEN, compared, compared_line
 from finetune.report.record import Report, planned_forecast, summary
@@ -20,7 +21,7 @@ from finetune.training.proof import ProveBeforeStepOne
 from finetune.training.rows import Rows
 from finetune.training.samples import Samples
 from finetune.training.saving import Saving
-from finetune.training.step_table import StepTable, TrainingBar
+from finetune.training.step_table import StepTable
 from finetune.training.tracking import RememberTracker
 from finetune.training.trainer import RunTrainer
 
@@ -58,14 +59,14 @@ def build_trainer(
         patience, threshold = checkpoint.early_stopping_patience, checkpoint.early_stopping_threshold
         trainer.early_stopping = EarlyStopping(patience, threshold)
         trainer.add_callback(trainer.early_stopping)
-    if rows.eval is not None and config.data.eval_samples:
-        trainer.add_callback(Samples(trainer, rows.eval, config.data.eval_samples, tokenizer, report.run_dir))
+    samples, sharded = config.data.eval_samples, TRAITS[facts.strategy].shards_weights
+    trainer.add_callback(Counters(trainer))
+    if rows.eval is not None and samples and arguments.eval_strategy != "no":
+        trainer.add_callback(Samples(trainer, rows.eval, samples, report.run_dir, sharded=sharded))
     for callback in (
-        Counters(trainer),
         ProveBeforeStepOne(trainer, config, facts, report),
         Record(report.run_dir, trainer),
         StepTable(trainer),
-        TrainingBar(),
         Checkpoints(trainer, config.checkpoint, facts.stop_at, stop),
         stop,
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 from finetune.data.cache import row_keys
 from finetune.data.windows import FILL, WindowSampler
 from finetune.paths import RunDir
+from finetune.training.gauges import OwnTime
 
 IGNORED = -100
 """The label of a token that is not learnt."""
@@ -64,7 +66,26 @@ class PreparedRows(TorchDataset[dict[str, Any]]):
 
 
 class RowLoader(DataLoader[dict[str, Any]]):
-    """A loader that hands the epoch on to its sampler; accelerate does not touch it."""
+    """A loader that hands the epoch on to its sampler, and counts how long it was waited for; accelerate does
+    not touch it.
+    """
+
+    def __init__(self, *args: Any, waits: OwnTime | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.waits = waits
+
+    def __iter__(self) -> Any:
+        return self._counted(super().__iter__())
+
+    def _counted(self, batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        while True:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            if self.waits is not None:
+                self.waits.seconds += time.perf_counter() - began
+            if batch is None:
+                return
+            yield batch
 
     def set_epoch(self, epoch: int) -> None:
         sampler = self.batch_sampler
@@ -76,6 +97,12 @@ def row_lengths(prepared: Dataset) -> np.ndarray:
     """Tokens of each row."""
     column = prepared.data.column("input_ids")
     return np.concatenate([np.asarray(chunk.value_lengths()) for chunk in column.chunks])
+
+
+def document_tokens(prepared: Dataset) -> float:
+    """How long the document of a token is, in the mean over all tokens."""
+    lengths = _flat(prepared, "seq_lengths").astype(np.float64)
+    return float((lengths**2).sum() / lengths.sum()) if lengths.sum() else 0.0
 
 
 def supervised_counts(prepared: Dataset) -> np.ndarray:

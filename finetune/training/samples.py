@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 LEAST_NEW_TOKENS, MOST_NEW_TOKENS = 32, 128
 """Of an answer: twice the longest reference, within these. Sharded weights are gathered for each token."""
 LONGEST_PROMPT = 1024
-"""Rows that ask more are passed over: the answers are to cost little beside an evaluation."""
+"""Tokens; rows that ask more are passed over: the answers are to cost little beside an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +43,14 @@ class Samples(TrainerCallback):
     """Asks, and keeps what was answered in `samples.jsonl`, rank 0's part."""
 
     def __init__(
-        self, trainer: RunTrainer, rows: Dataset, number: int, tokenizer: PreTrainedTokenizerBase, to: RunDir
+        self, trainer: RunTrainer, rows: Dataset, number: int, run_dir: RunDir, *, sharded: bool
     ) -> None:
         self.trainer = trainer
-        self.tokenizer = tokenizer
-        self.run_dir = to
-        self.asked = chosen(rows, number, tokenizer)
+        self.tokenizer = tokenizer = trainer.processing_class
+        self.run_dir = run_dir
+        self.sharded = sharded
+        positions = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
+        self.asked, self.new_tokens = chosen(rows, number, tokenizer, positions)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
@@ -64,8 +65,7 @@ class Samples(TrainerCallback):
             return
         trainer = self.trainer
         model, was_training = trainer.accelerator.unwrap_model(trainer.model_wrapped), trainer.model.training
-        longest = max(len(one.question.reference) for one in self.asked)
-        config = greedy(model, min(max(LEAST_NEW_TOKENS, 2 * longest), MOST_NEW_TOKENS))
+        config = greedy(model, self.new_tokens)
         model.eval()
         with torch.no_grad(), trainer.compute_loss_context_manager():
             said = answer_all(
@@ -73,8 +73,8 @@ class Samples(TrainerCallback):
                 self.tokenizer,
                 [one.question.prompt for one in self.asked],
                 config,
-                # one process that is done would leave the others waiting for its part of the weights
-                synced=dist.is_initialized() and dist.get_world_size() > 1,
+                # a process that is done would leave the others waiting for its part of the weights
+                synced=self.sharded and trainer.args.world_size > 1,
             )
         model.train(was_training)
         if trainer.args.process_index != 0:
@@ -90,14 +90,21 @@ class Samples(TrainerCallback):
             log.warning("samples.jsonl cannot be written (%s): step %d is left out", error.strerror, step)
 
 
-def chosen(rows: Dataset, number: int, tokenizer: PreTrainedTokenizerBase) -> list[Asked]:
-    """Rows spread evenly over those that ask something, and are not too long."""
+def chosen(
+    rows: Dataset, number: int, tokenizer: PreTrainedTokenizerBase, positions: int | None
+) -> tuple[list[Asked], int]:
+    """Rows that ask something and leave room for an answer, spread evenly; and how long an answer may be."""
     documents = Documents(rows)
-    fitting = [row for row, length in enumerate(documents.lengths) if length <= LONGEST_PROMPT]
-    asked = []
-    for place in range(min(number, len(fitting))):
-        question = question_of(*documents[fitting[place * len(fitting) // min(number, len(fitting))]])
+    room = min(LONGEST_PROMPT, (positions or LONGEST_PROMPT + MOST_NEW_TOKENS) - MOST_NEW_TOKENS)
+    asked: list[Asked] = []
+    number = min(number, len(documents))
+    for place in range(number):
+        # of each stretch the first that suits
+        stretch = range(place * len(documents) // number, (place + 1) * len(documents) // number)
+        suiting = (question for row in stretch if (question := question_of(*documents[row])) is not None)
+        question = next((one for one in suiting if len(one.prompt) <= room), None)
         if question is not None:
             reference = tokenizer.decode(question.reference, skip_special_tokens=True).strip()
             asked.append(Asked(question, tokenizer.decode(question.prompt), reference))
-    return asked
+    longest = max((len(one.question.reference) for one in asked), default=0)
+    return asked, min(max(LEAST_NEW_TOKENS, 2 * longest), MOST_NEW_TOKENS)

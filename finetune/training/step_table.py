@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerState
 
-from finetune.progress import Stage, stage
+from finetune.progress import columns, current
 from finetune.training.trainer import RunTrainer
 
 log = logging.getLogger(__name__)
@@ -53,7 +51,7 @@ since the line before, `card` its share of the card."""
 
 
 class StepTable(TrainerCallback):
-    """Prints the table, and the loss of each evaluation between its lines."""
+    """Prints the table, the loss of each evaluation between its lines, and advances the bar below it."""
 
     def __init__(self, trainer: RunTrainer) -> None:
         self.trainer = trainer
@@ -64,6 +62,10 @@ class StepTable(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.started, self.first_step = time.perf_counter(), state.global_step
+        self.trainer.start_clock()
+        going = current()
+        if going is not None and args.process_index == 0:
+            going.of(state.max_steps, state.global_step)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if args.process_index != 0 or not logs:
@@ -75,7 +77,7 @@ class StepTable(TrainerCallback):
         width = 2 * len(str(state.max_steps)) + 1
         step = self._step(state, logs)
         if not self.columns:
-            self.columns = fitting(step, shutil.get_terminal_size().columns - max(width, 4))
+            self.columns = fitting(step, columns() - max(width, 4))
         if self.lines % HEAD_EVERY == 0:
             log.info("%s", f"{'step':>{width}}" + "".join(f"{c.title:>{c.width}}" for c in self.columns))
         self.lines += 1
@@ -98,26 +100,6 @@ class StepTable(TrainerCallback):
         if "tokens_per_second" in logs:
             step["speed"] = logs["tokens_per_second"] / self.trainer.args.world_size
         return step
-
-
-class TrainingBar(TrainerCallback):
-    """Below the table, where somebody watches: how far the training is."""
-
-    def __init__(self) -> None:
-        self.open = ExitStack()
-        self.going: Stage | None = None
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if args.process_index == 0:
-            self.going = self.open.enter_context(stage("training ", state.max_steps, "steps", told=False))
-            self.going.advance(state.global_step)
-
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if self.going is not None:
-            self.going.advance()
-
-    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.open.close()
 
 
 def fitting(step: dict[str, Any], room: int) -> list[Column]:

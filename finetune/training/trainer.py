@@ -14,9 +14,16 @@ from torch.utils.data import DataLoader
 from finetune.data.windows import WindowSampler
 from finetune.errors import RunFailed
 from finetune.planner.forecast import BACKWARD, BETWEEN, FORWARD, STEP
-from finetune.training.gauges import Gauges, flops_share
+from finetune.training.gauges import Gauges, OwnTime, flops_share
 from finetune.training.peaks import Peaks
-from finetune.training.rows import IGNORED, PreparedRows, RowLoader, row_lengths, supervised_counts
+from finetune.training.rows import (
+    IGNORED,
+    PreparedRows,
+    RowLoader,
+    document_tokens,
+    row_lengths,
+    supervised_counts,
+)
 from finetune.training.saving_trainer import SavingTrainer
 
 FP16_OVERFLOWS = 40
@@ -49,6 +56,7 @@ class RunTrainer(SavingTrainer):
         )
         self.row_lengths = row_lengths(train_dataset)
         self.row_supervised = supervised_counts(train_dataset)
+        self.document_tokens = document_tokens(train_dataset)
         self.seen_tokens = 0
         self.seen_supervised = 0
         self.highest_rate = 0.0
@@ -60,29 +68,21 @@ class RunTrainer(SavingTrainer):
         self.forecast: dict[str, Any] | None = None
         """What plan.json says; None: nothing was planned."""
         self.gauges = Gauges(self.args.device)
+        self.own_time = OwnTime(self.model, self.args.device, compiled=self.args.torch_compile)
         self.ranks: dict[str, Any] = {}
         """What the gauges said at the last step that was logged."""
-        self._rank_seconds: list[float] = []
-        """Of each step since then: from asking for its rows to the end of its last forward pass. What follows
-        is waiting for the other ranks as well (under FSDP and ZeRO-3 the forward pass is, too)."""
-        self._rows_asked = self._forward_ended = 0.0
         self._step_started = time.perf_counter()
-        self._logged_tokens = 0
+        self._logged_tokens = self._logged_step = 0
         self._overflows = 0
 
     def get_train_dataloader(self) -> DataLoader[dict[str, Any]]:
         return self._row_loader(self.train_dataset, self.sampler)
-
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        self._rows_asked = time.perf_counter()
-        return super().get_batch_samples(*args, **kwargs)
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         self.peaks.end(BETWEEN)
         self.micro_batch_tokens = max(self.micro_batch_tokens, inputs["input_ids"].numel())
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         self.peaks.end(FORWARD)
-        self._forward_ended = time.perf_counter()
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -147,13 +147,17 @@ class RunTrainer(SavingTrainer):
         self.highest_rate = max(rates, default=0.0)
         for done in range(step):
             self._count(done)
-        self._logged_tokens = self.seen_tokens
+        self._logged_tokens, self._logged_step = self.seen_tokens, step
+
+    def start_clock(self) -> None:
+        """The first step begins: what came before it is none of its time."""
+        self._step_started = time.perf_counter()
+        self.own_time.since_last()
 
     def count_step(self) -> None:
         """Add the rows of the optimizer step that just ended to the counters."""
         self.peaks.end(STEP)
         self.step_seconds.append(time.perf_counter() - self.step_began)
-        self._rank_seconds.append(self._forward_ended - self._rows_asked)
         self._count(self.state.global_step - 1)
 
     def _count(self, step: int) -> None:
@@ -179,11 +183,10 @@ class RunTrainer(SavingTrainer):
         speed: dict[str, float] = {"supervised_tokens": self.seen_supervised, "tokens": self.seen_tokens}
         if tokens:
             speed["tokens_per_second"] = tokens / seconds
-            share = flops_share(self.forecast, tokens / seconds, self.args.world_size)
+            share = flops_share(self.forecast, tokens / seconds, self.document_tokens, self.args.world_size)
             speed |= {"mfu": share} if share is not None else {}
-        own = sum(self._rank_seconds) / max(len(self._rank_seconds), 1)
-        self._rank_seconds.clear()
-        self.ranks = self.gauges.read(own, self.peaks.latest())
+        steps, self._logged_step = self.state.global_step - self._logged_step, self.state.global_step
+        self.ranks = self.gauges.read(self.own_time.since_last() / max(steps, 1), self.peaks.latest())
         return speed
 
     def _window_sampler(
@@ -204,6 +207,7 @@ class RunTrainer(SavingTrainer):
         workers = self.args.dataloader_num_workers
         return RowLoader(
             rows,
+            waits=self.own_time if sampler is self.sampler else None,
             batch_sampler=sampler,
             collate_fn=self.data_collator,
             num_workers=workers,

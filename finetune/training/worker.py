@@ -65,7 +65,8 @@ def train(
     with strategy_environment(config, facts, run_dir):
         trainer, loaded, tokenizer = build(config, facts, run_dir, report, stop)
         start = adapter_sums(trainer.model, loaded.checkpoint_dtype)
-        trainer.go(checkpoint_to_resume(run_dir))
+        with stage_of_main("training ", "steps", told=False):
+            trainer.go(checkpoint_to_resume(run_dir))
         record_training(report, trainer, stop.agreed)
         if stop.agreed:
             step, name = trainer.state.global_step, run_dir.path.name
@@ -93,9 +94,9 @@ def build(
     return build_trainer(arguments, model, tokenizer, rows, config, facts, report, stop), loaded, tokenizer
 
 
-def stage_of_main(what: str) -> AbstractContextManager[Any]:
+def stage_of_main(what: str, unit: str = "", *, told: bool = True) -> AbstractContextManager[Any]:
     """Rank 0's progress; the others go without."""
-    return stage(what) if current_world().is_main else nullcontext()
+    return stage(what, unit, told=told) if current_world().is_main else nullcontext()
 
 
 if __name__ == "__main__":

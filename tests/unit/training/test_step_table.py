@@ -1,0 +1,44 @@
+"""The columns of the table of steps, on cards too, which no test here has."""
+
+from __future__ import annotations
+
+import pytest
+
+from finetune.training.step_table import COLUMNS, fitting
+
+ON_A_CARD = {
+    "loss": 1.2345678,
+    "grad_norm": 0.98765,
+    "learning_rate": 2e-5,
+    "speed": 12345.6,
+    "mfu": 0.413,
+    "memory": 71.2e9,
+    "card": 84.9e9,
+    "gpu_utilization": [99, 97],
+    "gpu_watts": [690.2, 668.0],
+    "supervised_tokens": 1234567,
+    "left": 3725.0,
+}
+
+
+def test_a_card_fills_every_column() -> None:
+    columns = fitting(ON_A_CARD, 200)
+    assert columns == list(COLUMNS)
+    row = "".join(f"{column.shown(ON_A_CARD):>{column.width}}" for column in columns)
+    said = ["1.2346", "0.988", "2.0e-05", "12,346", "41%", "71.2", "84%", "98%", "679", "1.23M", "1:02:05"]
+    assert row.split() == said
+
+
+@pytest.mark.parametrize("steps", [9, 999, 9999999])
+def test_80_columns_are_never_overrun_and_the_least_wanted_go_first(steps: int) -> None:
+    width = max(2 * len(str(steps)) + 1, 4)
+    columns = fitting(ON_A_CARD, 80 - width)
+    assert width + sum(column.width for column in columns) <= 80
+    gone = [column.title for column in COLUMNS if column not in columns]
+    assert gone == {9: [], 999: ["busy"], 9999999: ["card", "busy"]}[steps]
+
+
+def test_a_cpu_has_no_columns_of_a_card() -> None:
+    known = {name: value for name, value in ON_A_CARD.items() if not name.startswith(("gpu", "mfu", "card"))}
+    titles = [column.title for column in fitting(known, 76)]
+    assert titles == ["loss", "grad", "rate", "tok/s/dev", "GB", "learnt", "left"]
