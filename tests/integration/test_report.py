@@ -100,10 +100,12 @@ def test_a_run_ends_with_a_page_of_its_very_numbers_that_needs_nothing_beside_it
         "passed the tokenizer is saved 2048 tokens",
         "adapter.lora_alpha 32 null",
         "trainer.max_steps 6 -1",
-        "The run kept no answers",
         "Rows by length in tokens",
     ):
         assert said in told
+    for answer in map(json.loads, (one.path / "samples.jsonl").read_text().splitlines()):
+        if answer["step"] in (0, len(one.steps)):
+            assert f"step {answer['step']} {' '.join(answer['answer'].split())}".strip() in told
     assert "What is missing" not in told
     assert "<mark>Arr!" in page
 
@@ -210,7 +212,7 @@ def test_a_run_that_fails_ends_with_a_page_that_says_why(tmp_path: Path) -> None
 def test_a_page_says_which_file_is_missing_half_written_or_of_another_kind(folder: Path) -> None:
     broken: dict[str, tuple[Path, str]] = {}
     names = [path.name for path in folder.iterdir() if path.suffix in (".json", ".yaml", ".jsonl")]
-    for name in sorted({*names} - {"accelerate.yaml", "times.jsonl"}):
+    for name in sorted({*names} - {"accelerate.yaml", "times.jsonl", "samples.jsonl"}):
         whole = (folder / name).read_bytes()
         cut = (
             whole[: len(whole) // 2] if name != "config.yaml" else b"model: {"

@@ -31,14 +31,14 @@ import os, subprocess, sys
 if any("finetune.training.worker" in word for word in sys.orig_argv):
     import finetune.training.process as process
     guarded = process.guarded
-    def talkative(run_dir, rank, work):
+    def talkative(run_dir, rank, work, *more):
         print("python", os.environ["HF_TOKEN"], os.environ["OPENAI_API_KEY"])
         os.write(2, f"raw {os.environ['WANDB_API_KEY']}\\n".encode())
         subprocess.run("echo child $AWS_SECRET_ACCESS_KEY", shell=True)
         subprocess.run("printf %s u:$WANDB_API_KEY | base64 -w0", shell=True)
         def failing(run_dir):
             raise ValueError("no entry with " + os.environ["MY_SERVICE_PASSWORD"])
-        return guarded(run_dir, rank, failing if "FAIL" in os.environ else work)
+        return guarded(run_dir, rank, failing if "FAIL" in os.environ else work, *more)
     process.guarded = talkative
 """
 WORDS = [
