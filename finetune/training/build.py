@@ -60,11 +60,11 @@ def build_trainer(
         trainer.early_stopping = EarlyStopping(patience, threshold)
         trainer.add_callback(trainer.early_stopping)
     samples, sharded = config.data.eval_samples, TRAITS[facts.strategy].shards_weights
-    trainer.add_callback(Counters(trainer))
+    for callback in (Counters(trainer), ProveBeforeStepOne(trainer, config, facts, report)):
+        trainer.add_callback(callback)
     if rows.eval is not None and samples and arguments.eval_strategy != "no":
         trainer.add_callback(Samples(trainer, rows.eval, samples, report.run_dir, sharded=sharded))
     for callback in (
-        ProveBeforeStepOne(trainer, config, facts, report),
         Record(report.run_dir, trainer),
         StepTable(trainer),
         Checkpoints(trainer, config.checkpoint, facts.stop_at, stop),

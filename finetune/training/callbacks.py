@@ -29,9 +29,9 @@ SAME_SIGNAL_SECONDS = 1.0
 NOTHING, SAVE, STOP = 0, 1, 2
 """What rank 0 wants of all ranks."""
 
-FIRST_SAVE_SECONDS, SAFETY, END_SECONDS = 60.0, 2.0, 5.0
+FIRST_SAVE_SECONDS, SAFETY, END_SECONDS = 60.0, 2.0, 8.0
 """What a save is taken to last before the first one; how many of them are left in time before `stop_at`, and
-for the processes to end.
+for the processes to make the page of the run and to end.
 """
 
 

@@ -25,7 +25,7 @@ def test_an_end_while_the_folder_is_made_leaves_its_name_free(
     ]
     run = check_run(words)
     with monkeypatch.context() as patched:
-        patched.setattr(start, "_environment", lambda: 1 / 0)
+        patched.setattr(start, "_environment", lambda composed: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             open_run(run)
     assert list((tmp_path / "runs").iterdir()) == []
