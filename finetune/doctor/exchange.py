@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -25,6 +23,7 @@ from finetune.doctor.hangs import crash_check, last_words, told_hang, with_words
 from finetune.doctor.trials import Trial
 from finetune.doctor.verdicts import result_checks
 from finetune.paths import RunDir
+from finetune.short_lived import short_lived
 from finetune.training.start import CheckedRun
 
 log = logging.getLogger(__name__)
@@ -47,8 +46,8 @@ def collective_checks(run: CheckedRun, timeout_seconds: float = 60) -> Iterator[
 
 
 def _tried(run: CheckedRun, timeout_seconds: float) -> list[Check]:
-    folder, begun = RunDir(Path(tempfile.mkdtemp(prefix="finetune-doctor-"))), time.monotonic()
-    try:
+    with short_lived("finetune-doctor-") as path:
+        folder, begun = RunDir(path), time.monotonic()
         folder.logs.mkdir()
         save_config(run.config, folder.config)
         save_facts(run.facts, folder.facts)
@@ -70,8 +69,6 @@ def _tried(run: CheckedRun, timeout_seconds: float) -> list[Check]:
                 return [crash_check(ended, standings, words)]
             machine = None if isinstance(run.plan, str) else run.plan.machine
             return result_checks([_read_result(folder.path, rank) for rank in ranks], machine)
-    finally:
-        shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def port_check(launch: LaunchConfig) -> Check | None:

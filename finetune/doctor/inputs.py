@@ -5,7 +5,6 @@ What a run does itself is done here, with its own words; nothing is fetched, and
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from finetune.doctor.check import FAIL, PASS, Check
 from finetune.doctor.network import name_on_the_hub, weights_are_here
 from finetune.errors import Refusal, UserError, refuse
 from finetune.remote.address import whole_address
+from finetune.short_lived import short_lived
 from finetune.training.start import CheckedRun, run_folder, to_resume
 
 ROWS = 100
@@ -99,8 +99,8 @@ def _data(config: RunConfig, *, with_model: bool) -> str:
         if not with_model:
             looked_at += sum(len(chunk.items) for source in here for chunk in read(source))
         elif here:
-            with tempfile.TemporaryDirectory(prefix="finetune-doctor-") as folder:
-                writer = RowWriter(Path(folder), "rows")
+            with short_lived("finetune-doctor-") as folder:
+                writer = RowWriter(folder, "rows")
                 looked_at += gather(here, config.data, load_tokenizer(config.model), writer).read
     if not looked_at:
         return "all of it is the hub's: not looked at"

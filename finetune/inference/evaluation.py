@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,14 @@ import numpy as np
 from finetune.config.batch import Batch
 from finetune.config.rules import RunFacts
 from finetune.config.schema import DistributedConfig, LaunchConfig, Strategy
+from finetune.data.documents import Documents, question_of
 from finetune.distributed.accelerate import launch_file, write_launch_file
 from finetune.distributed.launch import Workers
 from finetune.errors import Problem, Refusal, RunFailed
 from finetune.inference.harness import check_tasks
 from finetune.inference.job import NLL, RIGHT, TOKENS, Job, figures_file
 from finetune.inference.metrics import find_metrics
-from finetune.inference.rows import Documents, HeldOut, held_out_rows, no_rows, question_of
+from finetune.inference.rows import HeldOut, held_out_rows, no_rows
 from finetune.inference.subject import Subject, find_subject
 from finetune.inference.summary import judged, summary
 from finetune.logs import set_up_logging
@@ -29,6 +29,7 @@ from finetune.model.limits import model_limits
 from finetune.paths import RunDir
 from finetune.report.cells import evaluation_cell
 from finetune.report.evaluation_text import evaluation_lines
+from finetune.short_lived import short_lived
 
 SAMPLES = 100
 """Rows that are answered, unless another number is asked for."""
@@ -112,8 +113,7 @@ def evaluate(
     asked = _choose(documents, subject, samples, max_new_tokens) if documents is not None else _Asked()
     for line in _told(asked):
         say(line)
-    with TemporaryDirectory(prefix="finetune-evaluation-") as name:
-        folder = Path(name)
+    with short_lived("finetune-evaluation-") as folder:
         _measure(subject, rows, len(documents) if documents is not None else 0, asked, tasks, folder, say)
         answers = {name: judged(folder, name, wanted) for name in subject.names}
         length = asked.max_new_tokens if asked.rows else None

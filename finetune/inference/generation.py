@@ -77,7 +77,7 @@ class Speaker:
 
     def answer(self, name: str, prompts: list[list[int]], streamer: Any = None) -> list[Any]:
         """Answers (`Said`) of one model to a batch of encoded prompts."""
-        from finetune.inference.answers import answer_all, sampling
+        from finetune.model.answers import answer_all, sampling
 
         with self.models.use(name) as model:
             config = sampling(model, self.temperature, self.max_new_tokens)

@@ -19,13 +19,13 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from finetune.data.documents import Documents, Question, question_of
 from finetune.data.encode import NOT_LEARNT
 from finetune.data.windows import FILL, WindowSampler
-from finetune.inference.answers import Said, answer_all, greedy
 from finetune.inference.harness import run_tasks
 from finetune.inference.job import Job, answers_file, figures_file, tasks_file
 from finetune.inference.load import Models, has_plain_head
-from finetune.inference.rows import Documents, Question, question_of
+from finetune.model.answers import Said, answer_all, greedy
 
 log = logging.getLogger(__name__)
 

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from finetune.config.case import COMMAND_LINE, Case
 from finetune.config.devices import Devices
 from finetune.config.facts import load_facts
 from finetune.config.rules_trainer import check_sources
 from finetune.config.schema import DataConfig, SourceConfig
-from finetune.data.encode import NOT_LEARNT
 from finetune.data.prepare import cache_root, prepare_data
 from finetune.errors import Problem, Refusal, refuse
 from finetune.inference.subject import Subject
 from finetune.training.prepare import rows_needed
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 SUBJECT = "the rows"
 
@@ -95,54 +89,6 @@ def no_rows(subject: Subject) -> Refusal:
     why = f"the run {run.path.name} held out no rows" if run is not None else "no rows are named"
     fix = "Name some: data.eval=FILE (columns as for training: data.eval='[{path: FILE, columns: {...}}]')."
     return Refusal([Problem("data.eval", why, fix)], SUBJECT)
-
-
-class Documents:
-    """The rows one by one, packed ones taken apart; of each no more than its place is held in memory."""
-
-    def __init__(self, rows: Dataset) -> None:
-        self.rows = rows
-        column = self.rows.data.column("seq_lengths")
-        self.lengths = np.concatenate([np.asarray(chunk.flatten()) for chunk in column.chunks]).astype(
-            np.int64
-        )
-        counts = np.concatenate([np.asarray(chunk.value_lengths()) for chunk in column.chunks])
-        self._row = np.repeat(np.arange(len(counts)), counts)
-        ends = np.cumsum(self.lengths)
-        row_starts = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(counts)[:-1]])]
-        self._start = ends - self.lengths - row_starts[self._row]
-
-    @classmethod
-    def in_file(cls, file: Path) -> Documents:
-        from datasets import Dataset
-
-        return cls(Dataset.from_file(str(file)))
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, number: int) -> tuple[list[int], list[int]]:
-        """Token ids and labels."""
-        row = self.rows[int(self._row[number])]
-        start = int(self._start[number])
-        part = slice(start, start + int(self.lengths[number]))
-        return row["input_ids"][part], row["labels"][part]
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a row asks and answers, in tokens."""
-
-    prompt: list[int]
-    reference: list[int]
-    """The last answer of the row, with its end token."""
-
-
-def question_of(ids: list[int], labels: list[int]) -> Question | None:
-    """The last learnt stretch of a row, and all that stands before it; None where nothing does."""
-    end = next((at for at in range(len(ids), 0, -1) if labels[at - 1] != NOT_LEARNT), 0)
-    start = next((at for at in range(end, 0, -1) if labels[at - 1] == NOT_LEARNT), 0)
-    return Question(ids[:start], ids[start:end]) if 0 < start < end else None
 
 
 def _typed(subject: Subject) -> set[str]:

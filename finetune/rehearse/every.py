@@ -35,7 +35,7 @@ from finetune.rehearse.rehearsal import SKIP, Stage, Told
 from finetune.rehearse.room import LEAST_BYTES, needed_bytes, refuse_small_room
 from finetune.rehearse.twin import make_twin
 from finetune.rehearse.twin_config import standing_for, twin_config
-from finetune.training.short_lived import short_lived
+from finetune.short_lived import short_lived
 
 HANGS_SECONDS = 420.0
 """For one case; the first one under DeepSpeed compiles for about 90 s."""

@@ -12,7 +12,7 @@ from finetune.errors import FinetuneError, UserError
 from finetune.rehearse.play import FOLDER, Play, StageFailed
 from finetune.rehearse.room import LEAST_BYTES, NoRoom, refuse_small_room
 from finetune.rehearse.stages import STAGES
-from finetune.training.short_lived import short_lived
+from finetune.short_lived import short_lived
 
 SKIP = "skip"
 UNTOLD = """\

@@ -15,8 +15,8 @@ from finetune.report.record import read_report
 from finetune.scale.grid import Wanted, grid_of
 from finetune.scale.point import Point, point_of, records
 from finetune.scale.verdict import verdict
+from finetune.short_lived import short_lived
 from finetune.training.prepare import prepare_rows
-from finetune.training.short_lived import short_lived
 from finetune.training.start import open_run
 
 WORKER = "finetune.training.timed"

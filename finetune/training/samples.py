@@ -15,8 +15,8 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
-from finetune.inference.answers import answer_all, greedy
-from finetune.inference.rows import Documents, Question, question_of
+from finetune.data.documents import Documents, Question, question_of
+from finetune.model.answers import answer_all, greedy
 from finetune.paths import RunDir, append_whole
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from finetune.config.schema import DataConfig, ModelConfig, SourceConfig
+from finetune.data.documents import question_of
 from finetune.data.gather import gather
 from finetune.data.rows import RowWriter
 from finetune.errors import Refusal
 from finetune.inference.prompts import PromptEncoder, as_prompt, read_prompts
-from finetune.inference.rows import Question, question_of
 from finetune.model.tokenizer import load_tokenizer
 from finetune.paths import embedded
 
@@ -32,14 +32,6 @@ def test_a_prompt_is_what_training_puts_before_an_answer(question: str, tmp_path
     assert asked is not None
     assert asked.prompt == before
     assert TOKENIZER.decode(asked.reference) == "Yes.<|im_end|>"
-
-
-def test_a_question_is_what_stands_before_the_last_answer() -> None:
-    ids = [1, 2, 3, 4, 5, 6]
-    assert question_of(ids, [-100, 2, -100, -100, 5, -100]) == Question([1, 2, 3, 4], [5])
-    assert question_of(ids, [-100, -100, -100, 4, 5, 6]) == Question([1, 2, 3], [4, 5, 6])
-    assert question_of(ids, ids) is None
-    assert question_of(ids, [-100] * 6) is None
 
 
 def test_plain_text_stands_as_it_is() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from finetune.training.short_lived import short_lived
+from finetune.short_lived import short_lived
 from tests.front_door import environment
 
 HOLDER = (
     "import sys\n"
-    "from finetune.training.short_lived import short_lived\n"
+    "from finetune.short_lived import short_lived\n"
     "with short_lived('some-') as folder:\n"
     "    print(folder, flush=True)\n"
     "    sys.stdin.read()\n"
