@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 GREEN, END = "\033[32m", "\033[0m"
@@ -32,22 +33,44 @@ def longest_lines(name: str, said: dict[str, Any]) -> list[str]:
 
 def sample_lines(name: str, said: dict[str, Any], *, colour: bool, columns: int) -> list[str]:
     """The first rows; learnt text is green, or stands in {+ +} where there is no colour."""
-    start, stop = (GREEN, END) if colour else ("{+", "+}")
     lines = []
     for sample in said["samples"]:
         lines.append(f"{name}: {sample['place']}, learnt text {'in green' if colour else 'in {+ +}'}")
-        row, width = "", 0
-        for piece in sample["pieces"]:
-            row += start if piece["supervised"] else ""
-            for letter in _shortened(piece["text"]):
-                if letter == "\n" or width >= max(columns - 8, 20):
-                    lines.append(f"  | {row}{END if colour and piece['supervised'] else ''}")
-                    row, width = (start if colour and piece["supervised"] else ""), 0
-                if letter != "\n":
-                    row, width = row + letter, width + 1
-            row += stop if piece["supervised"] else ""
-        lines += [f"  | {row}"] if width else []
+        pieces = [(_shortened(piece["text"]), piece["supervised"]) for piece in sample["pieces"]]
+        learnt = [supervised for text, supervised in pieces for _ in text]
+        start = 0
+        for row in _rows("".join(text for text, _ in pieces), max(columns - 8, 20)):
+            lines.append(f"  | {_marked(row, start, learnt, colour=colour)}")
+            start += len(row)
     return lines
+
+
+def _rows(text: str, width: int) -> Iterator[str]:
+    """All of the text in lines: a long one is broken behind a space, or, where there is none, in a word."""
+    for line in text.splitlines(keepends=True):
+        while len(line.rstrip("\n")) > width:
+            end = line.rfind(" ", 0, width) + 1 or width
+            yield line[:end]
+            line = line[end:]
+        yield line
+
+
+def _marked(row: str, start: int, learnt: list[bool], *, colour: bool) -> str:
+    """A row of the text, which begins at `start`, with marks where learnt text begins and ends.
+
+    A colour ends with its row.
+    """
+    begin, end = (GREEN, END) if colour else ("{+", "+}")
+    stop = start + len(row)
+    shown = ""
+    for place, letter in enumerate(row, start):
+        first = place == 0 or not learnt[place - 1] or (colour and place == start)
+        last = place + 1 == len(learnt) or not learnt[place + 1] or (colour and place + 1 == stop)
+        letter = letter.rstrip("\n")
+        if learnt[place]:
+            letter = f"{begin if first else ''}{letter}{end if last else ''}"
+        shown += letter
+    return shown
 
 
 def _shortened(text: str) -> str:
