@@ -239,8 +239,8 @@ class DataConfig:
     eval_fraction: float = 0.0
     """Share of the training rows held out for evaluation, chosen once by `seed` before any process starts."""
     eval_samples: int = 3
-    """Held-out rows that are answered before the first step and at each evaluation, to be read in the report
-    (`samples.jsonl`); 0: none.
+    """Held-out rows that are answered before the first step and at each evaluation (there is none unless
+    `trainer.eval_strategy` is set), to be read in the report (`samples.jsonl`); 0: none.
     """
     max_length: int | None = None
     """Longest row in tokens; null: the model's positions."""
