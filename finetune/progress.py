@@ -60,6 +60,12 @@ def clearing() -> str:
     return CLEAR if _bars else ""
 
 
+def tell(line: str) -> None:
+    """Print a line, above the bar if there is one."""
+    sys.stdout.write(f"{clearing()}{line}\n")
+    sys.stdout.flush()
+
+
 @dataclass(slots=True)
 class Stage:
     """A stage that goes on."""

@@ -11,6 +11,7 @@ from finetune.api.run import Run
 from finetune.distributed.outer import OuterLaunch, outer_launch
 from finetune.errors import RunFailed
 from finetune.paths import RunDir
+from finetune.progress import tell
 from finetune.training.checkpoint import numbered
 from finetune.training.start import check_run
 
@@ -19,7 +20,7 @@ NAMING = ("run_name=", "checkpoint.resume=")
 """What a stopped run is gone on with stands for these."""
 
 
-def train(*overrides: str, say: Say = print) -> Run:
+def train(*overrides: str, say: Say = tell) -> Run:
     """Train as `python -m finetune` does: in processes of its own, or, inside torchrun's world, joining that.
 
     In a notebook the losses are drawn below the cell while it goes on. Interrupting the cell, as Ctrl-C and

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from finetune.distributed.outer import outer_launch
 from finetune.errors import UserError
-from finetune.progress import clearing
+from finetune.progress import tell
 from finetune.report.record import read_report
 from finetune.training.start import check_run, run_folder, to_resume
 from finetune.words import Words
@@ -18,7 +18,7 @@ def main(words: Words) -> int:
     """Train; returns the exit code."""
     overrides = list(words.overrides)
     as_json = "--json" in words.flags
-    say = _to_stderr if as_json else _to_stdout
+    say = _to_stderr if as_json else tell
     outer = outer_launch()
     if outer is not None:
         from finetune.training.join import join
@@ -59,10 +59,6 @@ def main(words: Words) -> int:
     if as_json:
         print(json.dumps({**read_report(run_dir), "run_dir": str(run_dir.path)}))
     return ended.exit_code
-
-
-def _to_stdout(line: str) -> None:
-    print(clearing() + line, flush=True)
 
 
 def _to_stderr(line: str) -> None:

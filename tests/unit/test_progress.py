@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 
 import pytest
@@ -35,3 +36,13 @@ def test_a_stage_that_ends_in_an_error_is_over() -> None:
     with pytest.raises(KeyError), stage("merging"):
         raise KeyError
     assert current() is None
+
+
+def test_a_line_is_told_above_the_bar_and_plainly_where_there_is_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_own_screen", io.StringIO)
+    with progress.stage("preparing", "rows"):
+        progress.tell("during")
+    progress.tell("after")
+    assert capsys.readouterr().out == f"{progress.CLEAR}during\nafter\n"
