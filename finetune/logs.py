@@ -6,11 +6,14 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from finetune.progress import clearing, current
 from finetune.secrets import masked
 
+LIBRARIES = ("transformers", "trl", "accelerate", "peft", "bitsandbytes", "deepspeed", "DeepSpeed", "torch")
 NOISE = (
     # printed on every CPU run without the optional `kernels` package; the slower path gives the same numbers
     "Failed to load CPU gemm_4bit_forward",
@@ -47,31 +50,46 @@ def set_up_logging(main: bool) -> None:
     ours.setLevel(logging.DEBUG if debug else logging.INFO if main else logging.WARNING)
     if debug:
         return
-    for name in (
-        "transformers",
-        "trl",
-        "accelerate",
-        "peft",
-        "bitsandbytes",
-        "deepspeed",
-        "DeepSpeed",
-        "torch",
-    ):
-        logger = logging.getLogger(name)
-        logger.addFilter(_is_no_noise)
-        for existing in logger.handlers:
-            existing.addFilter(_is_no_noise)
-    if logging.lastResort is not None:
-        logging.lastResort.addFilter(_is_no_noise)
+    for one in _noisy():
+        one.addFilter(_is_no_noise)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     from transformers.utils.logging import disable_progress_bar, set_tqdm_hook
 
     disable_progress_bar()
     set_tqdm_hook(_loading)
+    _ignore_warnings()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@contextmanager
+def without_noise() -> Iterator[None]:
+    """Silence `NOISE` for a while, in a process that is somebody else's."""
+    if "FINETUNE_DEBUG" in os.environ:
+        yield
+        return
+    loud = [one for one in _noisy() if _is_no_noise not in one.filters]
+    with warnings.catch_warnings():
+        _ignore_warnings()
+        for one in loud:
+            one.addFilter(_is_no_noise)
+        try:
+            yield
+        finally:
+            for one in loud:
+                one.removeFilter(_is_no_noise)
+
+
+def _noisy() -> list[logging.Filterer]:
+    """What library messages pass through."""
+    loggers = [logging.getLogger(name) for name in LIBRARIES]
+    last = [logging.lastResort] if logging.lastResort is not None else []
+    return [*loggers, *(handler for logger in loggers for handler in logger.handlers), *last]
+
+
+def _ignore_warnings() -> None:
     for start in NOISE:
         warnings.filterwarnings("ignore", message=f".*{start[:40].replace('(', '.').replace(')', '.')}")
     warnings.filterwarnings("ignore", category=FutureWarning)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def _loading(factory: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:

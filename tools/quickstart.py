@@ -10,8 +10,7 @@ from rich.table import Table
 
 import finetune
 from finetune.paths import embedded
-
-COLUMNS = 80
+from finetune.report.shown import WIDTH
 
 
 def main() -> None:
@@ -24,7 +23,7 @@ def main() -> None:
     for before, after in zip(answers[::2], answers[1::2], strict=True):
         table.add_row(before.prompt, before.text, after.text)
     print()
-    Console(width=COLUMNS, highlight=False, markup=False).print(table)
+    Console(width=WIDTH, highlight=False, markup=False).print(table)
     print(f"\nmodel     {run.model_path}  (loads with plain transformers and peft)")
     print(f"page      {run.page}")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 
-from finetune.api.asking import Answers, evaluate, generate
 from finetune.api.comparing import Comparison, compare
 from finetune.api.planning import PlanView, load_config, plan
 from finetune.api.preparing import DataView, prepare
 from finetune.api.run import Run
 from finetune.api.training import train
+from finetune.inference.answers import Answers
+from finetune.inference.evaluation import evaluate
+from finetune.inference.generation import generate
 
 # tqdm, which libraries import in a notebook: it asks for widgets, and draws its bars without them
 warnings.filterwarnings("ignore", message="IProgress not found")

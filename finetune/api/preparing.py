@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.report.cells import data_cell
 from finetune.report.data_text import length_lines, sample_lines
+from finetune.report.shown import WIDTH
 from finetune.training.data_alone import DataAlone, prepare_alone
 
 if TYPE_CHECKING:
     import pandas
 
-COLUMNS = 80
 COUNTS = ("rows_read", "rows_used", "tokens", "supervised_tokens", "truncated", "duplicates")
 
 
@@ -60,7 +60,7 @@ class DataView:
         for name, said in self._data.statistics.items():
             if said is not None:
                 lines += ["", *length_lines(name, said), ""]
-                lines += sample_lines(name, said, colour=False, columns=COLUMNS)
+                lines += sample_lines(name, said, colour=False, columns=WIDTH)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.api.asking import Answers, evaluate, generate
 from finetune.errors import Problem, Refusal, refuse
-from finetune.inference.evaluation import SAMPLES, Evaluation
+from finetune.inference.answers import Answers
+from finetune.inference.evaluation import SAMPLES, Evaluation, evaluate
+from finetune.inference.generation import generate
 from finetune.paths import RunDir
 from finetune.report.answers import read_answers
 from finetune.report.cells import checks_told, run_cell

@@ -12,6 +12,8 @@ from finetune.distributed.outer import refuse_launcher
 from finetune.errors import UserError
 from finetune.inference.evaluation import SAMPLES, evaluate
 from finetune.inference.flags import listed, number
+from finetune.logs import set_up_logging
+from finetune.progress import tell
 from finetune.report.evaluation_text import evaluation_lines
 from finetune.words import Words
 
@@ -22,9 +24,10 @@ def main(words: Words) -> int:
         raise UserError(f"evaluate takes one RUN; '{words.runs[1]}' is a second one.")
     refuse_launcher("evaluate")
     as_json = "--json" in words.flags
-    say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
+    say = partial(print, file=sys.stderr, flush=True) if as_json else tell
     values = words.values
     with redirect_stdout(sys.stderr if as_json else sys.stdout):  # a metric of the user's may print
+        set_up_logging(main=True)
         evaluation = evaluate(
             words.runs[0] if words.runs else None,
             *words.overrides,

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from finetune.distributed.outer import refuse_launcher
 from finetune.errors import UserError
+from finetune.inference.answers import Answer
 from finetune.inference.flags import fraction, number
-from finetune.inference.generation import Answer, Speaker, open_speaker
+from finetune.inference.generation import Speaker, open_speaker
 from finetune.inference.prompts import Prompt, as_prompt, read_prompts
+from finetune.logs import set_up_logging
 from finetune.report.evaluation_text import printable, side_by_side
 from finetune.words import Words
 
@@ -33,6 +35,7 @@ def main(words: Words) -> int:
         prompts = [as_prompt(values["--prompt"], "--prompt")]
     elif "--prompts" in values:
         prompts = read_prompts(Path(values["--prompts"]).expanduser())
+    set_up_logging(main=False)
     speaker = open_speaker(
         words.runs[0] if words.runs else None,
         words.overrides,

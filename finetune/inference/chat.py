@@ -9,7 +9,8 @@ from typing import Any, TextIO
 from transformers import TextStreamer
 
 from finetune.errors import Refusal
-from finetune.inference.generation import Answer, Speaker
+from finetune.inference.answers import Answer
+from finetune.inference.generation import Speaker
 from finetune.inference.prompts import Prompt
 
 RESET = "/reset"

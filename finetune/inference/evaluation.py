@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,10 +24,11 @@ from finetune.inference.metrics import find_metrics
 from finetune.inference.rows import HeldOut, held_out_rows, no_rows
 from finetune.inference.subject import Subject, find_subject
 from finetune.inference.summary import judged, summary
-from finetune.logs import set_up_logging
+from finetune.logs import without_noise
 from finetune.model.fetch import fetch_model
 from finetune.model.limits import model_limits
 from finetune.paths import RunDir
+from finetune.progress import tell
 from finetune.report.cells import evaluation_cell
 from finetune.report.evaluation_text import evaluation_lines
 from finetune.short_lived import short_lived
@@ -67,19 +69,19 @@ class _Asked:
 
 
 def evaluate(
-    run: str | Path | None = None,
+    run: str | os.PathLike[str] | None = None,
     *overrides: str,
     samples: int = SAMPLES,
     metrics: Sequence[str] = (),
     tasks: Sequence[str] = (),
     bits: int | None = None,
     max_new_tokens: int | None = None,
-    say: Say = print,
+    say: Say = tell,
 ) -> Evaluation:
     """Measure a run, a checkpoint, an adapter or a model, and its base, on the rows that it did not learn.
 
     Args:
-        run: null: the overrides name a model.
+        run: a folder, or a `Run`; null: the overrides name a model.
         samples: rows that are answered by generation, spread evenly over the rows.
         metrics: further ones, by name (`final_number`) or as `module:function`.
         tasks: of lm-evaluation-harness, by name or as a YAML file.
@@ -122,7 +124,7 @@ def evaluate(
 
 
 def _found(
-    run: str | Path | None, overrides: Sequence[str], bits: int | None, problems: list[Problem]
+    run: str | os.PathLike[str] | None, overrides: Sequence[str], bits: int | None, problems: list[Problem]
 ) -> Subject:
     try:
         return find_subject(run, overrides, bits=bits)
@@ -194,10 +196,10 @@ def _measure(
         empty.flush()
     processes = _processes(subject, count)
     if processes == 1:
-        set_up_logging(main=True)
-        from finetune.inference.measure import measure  # torch: after the checks
+        with without_noise():
+            from finetune.inference.measure import measure  # torch: after the checks
 
-        measure(job, folder, 0, 1)
+            measure(job, folder, 0, 1)
         return
     say(f"processes {processes}")
     job.save(folder)
@@ -217,11 +219,11 @@ def _in_processes(subject: Subject, processes: int, folder: Path, say: Say) -> N
     write_launch_file(run_dir.accelerate, launch_file(facts, launch, DistributedConfig()))
     with Workers(run_dir, facts, launch, relay=say, module="finetune.inference.worker") as workers:
         ended = workers.wait()
+    if workers.received:
+        raise SystemExit(128 + workers.received)
     if ended.exit_code:
         who = f"process {ended.failed_rank} failed first" if ended.failed_rank is not None else "it failed"
-        raise RunFailed(
-            f"{who}: {ended.told}" if ended.told else "the evaluation was stopped", ended.exit_code
-        )
+        raise RunFailed(f"{who}: {ended.told}", ended.exit_code)
 
 
 def _facts(subject: Subject, processes: int) -> RunFacts:

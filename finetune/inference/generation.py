@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.errors import Problem, Refusal, refuse
+from finetune.inference.answers import Answer, Answers
 from finetune.inference.prompts import SUBJECT, Prompt, PromptEncoder, as_prompt
 from finetune.inference.subject import BASE, TUNED, Subject, find_subject
-from finetune.logs import set_up_logging
+from finetune.logs import without_noise
 from finetune.model.fetch import fetch_model
 from finetune.model.limits import model_limits
 from finetune.model.tokenizer import load_tokenizer
+from finetune.progress import tell
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,21 +23,6 @@ if TYPE_CHECKING:
     from finetune.inference.load import Models
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one model answered to one prompt."""
-
-    model: str
-    """`base` or `tuned`."""
-    prompt: str
-    """The last turn."""
-    text: str
-    tokens: int
-    """New tokens, the stop token included."""
-    finished: bool
-    """It ended by itself, and was not cut off."""
 
 
 class Speaker:
@@ -99,19 +85,19 @@ class Speaker:
 
 
 def generate(
-    run: str | Path | None,
+    run: str | os.PathLike[str] | None,
     prompt: str | Sequence[dict[str, Any]] | Sequence[str | Sequence[dict[str, Any]]],
     *overrides: str,
     compare: bool = False,
     temperature: float | None = None,
     max_new_tokens: int | None = None,
     bits: int | None = None,
-    say: Say = print,
-) -> list[Answer]:
+    say: Say = tell,
+) -> Answers:
     """Answer a prompt or several, with a run, a checkpoint, an adapter or a model.
 
     Args:
-        run: null: the overrides name a model.
+        run: a folder, or a `Run`; null: the overrides name a model.
         prompt: a text, a conversation (`[{"role": ..., "content": ...}]`), or a list of either.
         compare: the base answers too, before the tuned model.
         temperature: 0 is the likeliest token each time; null: as the model was saved.
@@ -124,20 +110,24 @@ def generate(
     several = not isinstance(prompt, str) and not (prompt and isinstance(prompt[0], dict))
     asked: list[Any] = list(prompt) if several else [prompt]
     prompts = [as_prompt(one, f"prompt {number}") for number, one in enumerate(asked, 1)]
-    speaker = open_speaker(
-        run,
-        overrides,
-        compare=compare,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        bits=bits,
-        say=say,
-    )
-    return [answer for answers in speaker.answers(prompts) for answer in answers]
+    with without_noise():
+        speaker = open_speaker(
+            run,
+            overrides,
+            compare=compare,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            bits=bits,
+            say=say,
+        )
+        try:
+            return Answers(answer for answers in speaker.answers(prompts) for answer in answers)
+        finally:
+            speaker.models.close()
 
 
 def open_speaker(
-    run: str | Path | None,
+    run: str | os.PathLike[str] | None,
     overrides: Sequence[str],
     *,
     compare: bool,
@@ -167,7 +157,6 @@ def open_speaker(
     wanted += [subject.base] if subject.base is not None and (compare or not wanted) else []
     for model in {model.name_or_path: model for model in wanted}.values():
         fetch_model(model)
-    set_up_logging(main=False)
     return Speaker(subject, compare=compare, temperature=temperature, max_new_tokens=max_new_tokens)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
@@ -18,7 +17,7 @@ from trl.trainer.utils import add_fused_lm_head
 from finetune.config.schema import ModelConfig
 from finetune.errors import refuse
 from finetune.inference.subject import BASE, Weights
-from finetune.model.load import model_config, open_weights, quantization
+from finetune.model.load import free_memory, model_config, open_weights, quantization
 from finetune.model.merge import open_source, source_tokenizer
 from finetune.model.reopen import open_saved
 from finetune.model.source import Source, model_folder
@@ -40,7 +39,7 @@ class Models:
     weights: Weights
     both: bool = False
     """Keep both in memory; else opening the one lets the other go."""
-    _opened: dict[str, PreTrainedModel | PeftModel] | None = None
+    _opened: dict[str, PreTrainedModel | PeftModel] = field(default_factory=dict)
 
     @contextmanager
     def use(self, name: str) -> Iterator[PreTrainedModel | PeftModel]:
@@ -51,22 +50,22 @@ class Models:
         with torch.inference_mode(), computing_in(self.weights), alone:
             yield model
 
+    def close(self) -> None:
+        """Let go of what is open: a notebook's process goes on, and needs its card."""
+        self._opened.clear()
+        free_memory()
+
     def _open(self, name: str) -> PreTrainedModel | PeftModel:
-        opened = self._opened or {}
-        if name not in opened:
-            if not self.both and opened:
-                opened.clear()
-                gc.collect()
-                if torch.cuda.is_initialized():
-                    torch.cuda.empty_cache()
+        if name not in self._opened:
+            if not self.both:
+                self.close()
             if name == BASE:
                 assert self.base is not None
-                opened[name] = open_model(whole(self.base), self.weights)
+                self._opened[name] = open_model(whole(self.base), self.weights)
             else:
                 assert self.tuned is not None
-                opened[name] = open_model(self.tuned, self.weights)
-            self._opened = opened
-        return opened[name]
+                self._opened[name] = open_model(self.tuned, self.weights)
+        return self._opened[name]
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tuned model's own, else the base's."""
@@ -150,6 +149,7 @@ def _cast(model: PreTrainedModel | PeftModel, dtype: torch.dtype) -> None:
 
 def _on_card(model: PreTrainedModel | PeftModel, source: Source) -> PreTrainedModel | PeftModel:
     needed = sum(parameter.nbytes for parameter in model.parameters())
+    torch.cuda.empty_cache()  # what torch has kept for later counts as taken
     free, _ = torch.cuda.mem_get_info()
     if needed > free:
         why = f"its weights take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of the card are free"

@@ -38,15 +38,11 @@ def measure(job: Job, folder: Path, rank: int, world: int) -> None:
     """Do this process's part and write what comes of it into the folder."""
     models = Models(job.find_tuned(), job.base_model, job.base_inside, job.weights)
     tokenizer = models.tokenizer()
-    for name in job.names:
-        with models.use(name) as model:
-            if job.rows is not None:
-                documents = Documents.in_file(Path(job.rows))
-                _predict(model, documents, job, folder, name, rank, world)
-                _answer(model, tokenizer, documents, job, folder, name, rank, world)
-            if job.tasks and rank == 0:
-                said = run_tasks(model, tokenizer, job.tasks, job.batch_size)
-                tasks_file(folder, name).write_text(json.dumps(said), encoding="utf-8")
+    try:
+        for name in job.names:
+            _measure(models, tokenizer, name, job, folder, rank, world)
+    finally:
+        models.close()
 
 
 def score(
@@ -69,6 +65,26 @@ def score(
         nll, right = _of_logits(logits, labels[:, 1:], learnt)
     columns = (nll.double().sum(1), learnt.sum(1).double(), (right.bool() & learnt).sum(1).double())
     return torch.stack(columns, dim=1).cpu().numpy()
+
+
+def _measure(
+    models: Models,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    job: Job,
+    folder: Path,
+    rank: int,
+    world: int,
+) -> None:
+    """One model, which nobody holds any more when the next one is opened."""
+    with models.use(name) as model:
+        if job.rows is not None:
+            documents = Documents.in_file(Path(job.rows))
+            _predict(model, documents, job, folder, name, rank, world)
+            _answer(model, tokenizer, documents, job, folder, name, rank, world)
+        if job.tasks and rank == 0:
+            said = run_tasks(model, tokenizer, job.tasks, job.batch_size)
+            tasks_file(folder, name).write_text(json.dumps(said), encoding="utf-8")
 
 
 def _of_logits(

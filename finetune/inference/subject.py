@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,7 +111,11 @@ class Subject:
 
 
 def find_subject(
-    run: str | Path | None, overrides: Sequence[str], *, bits: int | None = None, processes: bool = True
+    run: str | os.PathLike[str] | None,
+    overrides: Sequence[str],
+    *,
+    bits: int | None = None,
+    processes: bool = True,
 ) -> Subject:
     """Look at what the words name, or refuse them with everything that is wrong.
 
@@ -118,7 +123,7 @@ def find_subject(
     """
     problems: list[Problem] = []
     words = list(overrides)
-    word = str(run) if run is not None else None
+    word = os.fspath(run) if run is not None else None
     parted = split_overrides(words, problems)
     model_words = tuple(f"{w.key}={w.raw}" for w in parted if w.path[0] == "model" and len(w.path) > 1)
     problems += _not_read([w.key for w in parted], word)

@@ -4,6 +4,7 @@ asked.
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -187,3 +188,10 @@ def checkpoint_dtype(config: PretrainedConfig) -> torch.dtype:
     """The dtype of the stored weights, as config.json says it; float32 where it is silent."""
     stored = config.dtype or config.get_text_config().dtype
     return stored if isinstance(stored, torch.dtype) else getattr(torch, stored or "float32")
+
+
+def free_memory() -> None:
+    """Give back what is held no longer: models and those who train them know each other in circles."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

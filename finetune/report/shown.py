@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 NOT_KNOWN = "not known"
+WIDTH = 80
+"""Characters of a line where no terminal says how many it has room for."""
 
 
 def shown_value(value: Any) -> str:

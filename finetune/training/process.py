@@ -4,7 +4,6 @@ behind.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -119,10 +118,3 @@ def strategy_environment(config: RunConfig, facts: RunFacts, run_dir: RunDir) ->
             torch.nn.functional.linear = linear
             os.environ.clear()
             os.environ.update(before)
-
-
-def free_memory() -> None:
-    """Give back what a finished training holds: its objects know each other in circles."""
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()

@@ -19,7 +19,7 @@ from finetune.config.schema import RunConfig
 from finetune.distributed.world import current_world
 from finetune.model.adapter import attach_adapter
 from finetune.model.attention import choose_attention
-from finetune.model.load import LoadedModel, checkpoint_class, load_model, model_config
+from finetune.model.load import LoadedModel, checkpoint_class, free_memory, load_model, model_config
 from finetune.model.tokenizer import load_tokenizer
 from finetune.model.vocabulary import give_rows
 from finetune.paths import RunDir
@@ -31,7 +31,7 @@ from finetune.training.arguments import sft_arguments
 from finetune.training.build import build_trainer, record_training
 from finetune.training.callbacks import StopSignals
 from finetune.training.checkpoint import checkpoint_to_resume
-from finetune.training.process import free_memory, run_process, strategy_environment
+from finetune.training.process import run_process, strategy_environment
 from finetune.training.proof import prove_saved_model
 from finetune.training.rows import load_rows
 from finetune.training.save import Saved, adapter_sums, save_model

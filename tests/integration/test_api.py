@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import finetune
-from finetune.api.asking import Answers
+from finetune.inference.answers import Answer, Answers
 from finetune.inference.evaluation import Evaluation
-from finetune.inference.generation import Answer
+from finetune.logs import NOISE
+from finetune.paths import embedded
 from tests.front_door import environment
 from tests.front_door import finetune as command
 
@@ -25,6 +26,36 @@ import finetune
 run = finetune.train(*json.loads(sys.argv[1]), say=lambda line: print(line, flush=True))
 there = [name for name in ("torch", "matplotlib", "IPython") if name in sys.modules]
 print(json.dumps({"path": str(run.path), "there": there, "shown": repr(run)}))
+"""
+ASKS = """
+import gc, json, logging, os, sys, warnings
+import finetune
+from finetune.logs import LIBRARIES
+def generate():
+    finetune.generate(None, "What is 7 plus 5?", "model=tiny", temperature=0, max_new_tokens=3)
+def evaluate():
+    finetune.evaluate(None, "model=tiny", f"data.eval={sys.argv[1]}", samples=1, max_new_tokens=3)
+def state():
+    from transformers import PreTrainedModel
+    from transformers.utils.logging import is_progress_bar_enabled
+    heard = [logging.lastResort]
+    for logger in map(logging.getLogger, ("finetune", *LIBRARIES)):
+        heard += [logger, *logger.handlers]
+    return {
+        "models": sum(issubclass(type(one), PreTrainedModel) for one in gc.get_objects()),
+        "loggers": [[str(one), one.level, len(one.filters)] for one in heard],
+        "warnings": list(map(str, warnings.filters)),
+        "environment": dict(os.environ),
+        "bars": is_progress_bar_enabled(),
+    }
+for ask in (generate, evaluate):
+    ask()  # what libraries do where they are imported is theirs
+gc.collect()
+gc.disable()
+print(json.dumps(state()))
+for ask in (generate, evaluate):
+    ask()
+    print(json.dumps(state()))
 """
 WORDS = [
     *("recipe=tiny_lora", "launch.device=cpu", "trainer.max_steps=12", "data.eval_fraction=0.1"),
@@ -185,6 +216,23 @@ def test_a_run_answers_and_is_measured_as_by_the_command_line(run: finetune.Run)
     tuned = evaluation.record["models"][1]
     assert tuned["loss"] == pytest.approx(run.report["eval_loss"], rel=1e-4)
     assert f"{tuned['loss']:.4f}" in evaluation._repr_html_()
+
+
+def test_asking_leaves_a_notebooks_process_as_it_was() -> None:
+    """Its memory, loggers, warnings and environment; and it is not told what libraries say to nobody."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASKS, str(embedded("behaviour_eval.jsonl"))],
+        env={name: value for name, value in environment().items() if name != "TOKENIZERS_PARALLELISM"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    before, *after = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert before["models"] == 0
+    assert after == [before, before]
+    assert not [noise for noise in NOISE if noise in done.stderr]
 
 
 def test_no_display_lets_a_text_through_as_html(copy: finetune.Run) -> None:

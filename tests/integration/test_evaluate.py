@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from finetune.paths import embedded
-from tests.front_door import Outcome, environment, finetune
+from tests.front_door import Outcome, assert_all_gone, environment, finetune, wait_for
 
 TINY = embedded("tiny")
 EVAL = embedded("behaviour_eval.jsonl")
@@ -225,6 +226,29 @@ def test_what_is_wrong_is_told_at_once_and_before_torch(run: Outcome, tmp_path: 
         assert all(text in err for text in said), f"{words}: {err}"
         assert "Traceback" not in err
         assert "torch is imported" not in err, words
+
+
+def test_stopping_a_shared_evaluation_leaves_nothing_and_is_no_failure(tmp_path: Path) -> None:
+    rows = [{"prompt": f"What is {n} plus 5?", "completion": f"It is {n + 5}."} for n in range(300)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    words = ["model=tiny", "data.eval=rows.jsonl", "--samples", "300", "--max-new-tokens", "900"]
+    words += ["launch.device=cpu", "launch.num_processes=2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "finetune", "evaluate", *words],
+        env=environment(TMPDIR=str(tmp_path)),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    answering = "finetune-evaluation-*/answers-base-*.jsonl"
+    wait_for("answers", lambda: len(list(tmp_path.glob(answering))) == 2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "Traceback" not in out + err
+    assert_all_gone(tmp_path)
+    assert not list(tmp_path.glob("finetune-evaluation-*"))
 
 
 @pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed: the extra `eval`")
