@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 import traceback
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from typing import NoReturn, TextIO, cast
 
@@ -81,25 +82,33 @@ def _run(words: Words) -> int:
         return 0
     if words.verb in NOT_BUILT:
         raise UserError(f"finetune {words.verb} is not built yet.\n    Built: {', '.join(VERBS)}.")
-    _leave_on_signals(words.verb)
-    command = import_module(f"finetune.commands.{words.verb}")
-    code: int = command.main(words)
-    return code
+    with _left_on_signals(words.verb):
+        command = import_module(f"finetune.commands.{words.verb}")
+        code: int = command.main(words)
+        return code
 
 
-def _leave_on_signals(verb: str) -> None:
+@contextmanager
+def _left_on_signals(verb: str) -> Iterator[None]:
     """End by way of every `finally`: what was begun is removed, and no process stays behind.
 
     What the one who started us ignores (nohup) stays so. The ranks of another launcher wait for each other in
     calls that hear no handler: for them a signal does what it always does.
     """
     if threading.current_thread() is not threading.main_thread() or "RANK" in os.environ:
+        yield
         return
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
             signal.signal(number, _leave)
     if verb == "train":  # a terminal that closes ends no run
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _leave(number: int, frame: object) -> NoReturn:

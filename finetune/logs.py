@@ -67,7 +67,10 @@ def without_noise() -> Iterator[None]:
     if "FINETUNE_DEBUG" in os.environ:
         yield
         return
+    from transformers.utils.logging import set_tqdm_hook
+
     loud = [one for one in _noisy() if _is_no_noise not in one.filters]
+    before = set_tqdm_hook(_unseen)
     with warnings.catch_warnings():
         _ignore_warnings()
         for one in loud:
@@ -75,6 +78,7 @@ def without_noise() -> Iterator[None]:
         try:
             yield
         finally:
+            set_tqdm_hook(before)
             for one in loud:
                 one.removeFilter(_is_no_noise)
 
@@ -97,6 +101,11 @@ def _loading(factory: Any, args: tuple[Any, ...], options: dict[str, Any]) -> An
     going = current()
     counts = args and going is not None and not going.unit  # one with a unit counts something else
     return going.over(args[0]) if counts and going is not None else factory(*args, **options)
+
+
+def _unseen(factory: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Weights are read without a bar; what is fetched keeps its own."""
+    return args[0] if args else factory(*args, **options)
 
 
 class _Masked(logging.Formatter):

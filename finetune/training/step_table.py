@@ -67,6 +67,11 @@ class StepTable(TrainerCallback):
         if going is not None and args.process_index == 0:
             going.of(state.max_steps, state.global_step)
 
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        going = current()
+        if going is not None and args.process_index == 0:
+            going.advance()
+
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if args.process_index != 0 or not logs:
             return

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from finetune.cli import main
 from tests.front_door import REPOSITORY, environment, finetune, wait_for
 
 NOT_BUILT = ("fetch",)
@@ -171,6 +172,13 @@ def test_output_that_cannot_be_written_is_told_without_a_traceback(
     assert done.returncode == code
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_command_leaves_the_signals_of_its_process_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+    assert main(["train", "--dry-run", "recipe=tiny_lora", "launch.device=cpu"]) == 0
+    assert main(["plan", "recipe=nosuch"]) == 2
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
 
 
 def test_a_letter_that_the_terminal_lacks_is_escaped(tmp_path: Path) -> None:
