@@ -19,11 +19,8 @@ class Documents:
 
     def __init__(self, rows: Dataset) -> None:
         self.rows = rows
-        column = self.rows.data.column("seq_lengths")
-        self.lengths = np.concatenate([np.asarray(chunk.flatten()) for chunk in column.chunks]).astype(
-            np.int64
-        )
-        counts = np.concatenate([np.asarray(chunk.value_lengths()) for chunk in column.chunks])
+        self.lengths = flat(rows, "seq_lengths").astype(np.int64)
+        counts = list_lengths(rows, "seq_lengths")
         self._row = np.repeat(np.arange(len(counts)), counts)
         ends = np.cumsum(self.lengths)
         row_starts = np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(counts)[:-1]])]
@@ -60,3 +57,13 @@ def question_of(ids: list[int], labels: list[int]) -> Question | None:
     end = next((at for at in range(len(ids), 0, -1) if labels[at - 1] != NOT_LEARNT), 0)
     start = next((at for at in range(end, 0, -1) if labels[at - 1] == NOT_LEARNT), 0)
     return Question(ids[:start], ids[start:end]) if 0 < start < end else None
+
+
+def flat(rows: Dataset, column: str) -> np.ndarray:
+    """All values of a list column, one row after the other."""
+    return np.concatenate([np.asarray(chunk.flatten()) for chunk in rows.data.column(column).chunks])
+
+
+def list_lengths(rows: Dataset, column: str) -> np.ndarray:
+    """How many values each row has in a list column."""
+    return np.concatenate([np.asarray(chunk.value_lengths()) for chunk in rows.data.column(column).chunks])

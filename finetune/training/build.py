@@ -60,11 +60,11 @@ def build_trainer(
         trainer.early_stopping = EarlyStopping(patience, threshold)
         trainer.add_callback(trainer.early_stopping)
     samples, sharded = config.data.eval_samples, TRAITS[facts.strategy].shards_weights
-    for callback in (Counters(trainer), ProveBeforeStepOne(trainer, config, facts, report)):
-        trainer.add_callback(callback)
-    if rows.eval is not None and samples and arguments.eval_strategy != "no":
-        trainer.add_callback(Samples(trainer, rows.eval, samples, report.run_dir, sharded=sharded))
+    asked = rows.eval if samples and arguments.eval_strategy != "no" else None
     for callback in (
+        Counters(trainer),
+        ProveBeforeStepOne(trainer, config, facts, report),
+        *([Samples(trainer, asked, samples, report.run_dir, sharded=sharded)] if asked is not None else []),
         Record(report.run_dir, trainer),
         StepTable(trainer),
         Checkpoints(trainer, config.checkpoint, facts.stop_at, stop),
@@ -84,8 +84,7 @@ def record_training(report: Report, trainer: RunTrainer, stopped_by: int) -> Non
     longest = max(gather_objects(trainer.micro_batch_tokens))
     if trainer.args.process_index != 0:
         return
-    told = summary(trainer.state.log_history, trainer.state.global_step)
-    forecast = planned_forecast(report.run_dir)
+    told, forecast = summary(trainer.state.log_history, trainer.state.global_step), trainer.forecast
     report.update(
         **told,
         memory={"planned_bytes": forecast and forecast["memory"], "measured_bytes": memory},

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from finetune.data.cache import row_keys
+from finetune.data.documents import flat, list_lengths
 from finetune.data.windows import FILL, WindowSampler
 from finetune.paths import RunDir
 from finetune.training.gauges import OwnTime
@@ -95,26 +96,20 @@ class RowLoader(DataLoader[dict[str, Any]]):
 
 def row_lengths(prepared: Dataset) -> np.ndarray:
     """Tokens of each row."""
-    column = prepared.data.column("input_ids")
-    return np.concatenate([np.asarray(chunk.value_lengths()) for chunk in column.chunks])
+    return list_lengths(prepared, "input_ids")
 
 
 def document_tokens(prepared: Dataset) -> float:
     """How long the document of a token is, in the mean over all tokens."""
-    lengths = _flat(prepared, "seq_lengths").astype(np.float64)
+    lengths = flat(prepared, "seq_lengths").astype(np.float64)
     return float((lengths**2).sum() / lengths.sum()) if lengths.sum() else 0.0
 
 
 def supervised_counts(prepared: Dataset) -> np.ndarray:
     """Learnt tokens of each row; a document's first token has nothing before it and is never learnt."""
-    learnt = _flat(prepared, "labels") != IGNORED
-    documents = _flat(prepared, "seq_lengths")
+    learnt = flat(prepared, "labels") != IGNORED
+    documents = flat(prepared, "seq_lengths")
     learnt[np.concatenate([[0], np.cumsum(documents)[:-1]])] = False
     total = np.concatenate([[0], np.cumsum(learnt)])
     ends = np.cumsum(row_lengths(prepared))
     return total[ends] - total[np.concatenate([[0], ends[:-1]])]
-
-
-def _flat(prepared: Dataset, column: str) -> np.ndarray:
-    """All values of a list column, one row after the other."""
-    return np.concatenate([np.asarray(chunk.flatten()) for chunk in prepared.data.column(column).chunks])
