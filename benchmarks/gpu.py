@@ -78,6 +78,7 @@ def measured(method: str, common: list[str], device: str, folder: Path) -> dict[
     words += [f"trainer.global_batch_size={rows}", "trainer.learning_rate=1e-5", f"run_name={method}"]
     report = json.loads(finetune("train", *words, f"output_dir={folder}", "--json", at=folder))
     kind = "allocated" if device == "cuda" else "resident"
+    steps = [json.loads(step) for step in (folder / method / "metrics.jsonl").read_text().splitlines()]
     return {
         "method": method,
         "device": device,
@@ -87,6 +88,7 @@ def measured(method: str, common: list[str], device: str, folder: Path) -> dict[
         "tokens_per_second": report["tokens_per_second"],
         "planned_bytes": report["memory"]["planned_bytes"][kind],
         "measured_bytes": max(own[kind] for own in report["memory"]["measured_bytes"]),
+        "gpu_watts": [watts for step in steps for watts in step.get("gpu_watts", [])],
         "forecast": report["forecast"],
     }
 

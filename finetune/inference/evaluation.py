@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -217,10 +218,15 @@ def _in_processes(subject: Subject, processes: int, folder: Path, say: Say) -> N
     run_dir, launch = RunDir(folder), LaunchConfig(num_processes=processes)
     facts = _facts(subject, processes)
     write_launch_file(run_dir.accelerate, launch_file(facts, launch, DistributedConfig()))
-    with Workers(run_dir, facts, launch, relay=say, module="finetune.inference.worker") as workers:
-        ended = workers.wait()
-    if workers.received:
-        raise SystemExit(128 + workers.received)
+    try:
+        with Workers(run_dir, facts, launch, relay=say, module="finetune.inference.worker") as workers:
+            ended = workers.wait()
+        if workers.received:
+            raise SystemExit(128 + workers.received)
+    except SystemExit as stopped:
+        if stopped.code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt from None  # as where one process does it all
+        raise
     if ended.exit_code:
         who = f"process {ended.failed_rank} failed first" if ended.failed_rank is not None else "it failed"
         raise RunFailed(f"{who}: {ended.told}", ended.exit_code)

@@ -8,9 +8,8 @@ the rows, but for a few bytes of each row's place.
 from __future__ import annotations
 
 import json
-import logging
-import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,95 @@ from finetune.inference.harness import run_tasks
 from finetune.inference.job import Job, answers_file, figures_file, tasks_file
 from finetune.inference.load import Models, has_plain_head
 from finetune.model.answers import Said, answer_all, greedy
+from finetune.progress import stage
 
-log = logging.getLogger(__name__)
-
-PROGRESS_SECONDS = 15.0
 POSITIONS_AT_ONCE = 256
 """Of a head that gives whole logits, so many positions are looked at in one go."""
 
 
-def measure(job: Job, folder: Path, rank: int, world: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one process does for one model."""
+
+    job: Job
+    name: str
+    """The model's: base or tuned."""
+    folder: Path
+    rank: int
+    world_size: int
+
+    def predict(self, model: PreTrainedModel | PeftModel, documents: Documents) -> None:
+        """Write the figures of this process's rows."""
+        figures = np.lib.format.open_memmap(figures_file(self.folder, self.name), mode="r+")
+        for batch in self._told(documents.lengths, "rows      predicted"):
+            figures[batch] = score(model, [documents[row] for row in batch], pad=0)
+        figures.flush()
+
+    def answer(
+        self, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, documents: Documents
+    ) -> None:
+        """Write what is answered to this process's questions."""
+        rows = np.array(self.job.questions, np.int64)
+        if not len(rows):
+            return
+        config = greedy(model, self.job.max_new_tokens)
+        with answers_file(self.folder, self.name, self.rank).open("w", encoding="utf-8") as file:
+            for batch in self._told(documents.lengths[rows], "answers   given"):
+                asked: list[Question] = [_question(documents, int(rows[at])) for at in batch]
+                said = answer_all(model, tokenizer, [question.prompt for question in asked], config)
+                for at, question, one in zip(batch, asked, said, strict=True):
+                    file.write(json.dumps(_line(int(rows[at]), question, one, tokenizer)) + "\n")
+
+    def measure(
+        self, models: Models, tokenizer: PreTrainedTokenizerBase, documents: Documents | None
+    ) -> None:
+        """All of it; nobody holds the model any more afterwards, when the next one is opened."""
+        with models.use(self.name) as model:
+            if documents is not None:
+                self.predict(model, documents)
+                self.answer(model, tokenizer, documents)
+            if self.job.tasks and self.rank == 0:  # the harness shares nothing out
+                said = run_tasks(model, tokenizer, self.job.tasks, self.job.batch_size)
+                tasks_file(self.folder, self.name).write_text(json.dumps(said), encoding="utf-8")
+
+    def _told(self, lengths: np.ndarray, what: str) -> Iterator[list[int]]:
+        """The batches of this process; the first one says how far it is with its share."""
+        batches = list(self._batches(lengths))
+        if self.rank > 0:
+            yield from batches
+            return
+        share = f", process 0 of {self.world_size}" if self.world_size > 1 else ""
+        with stage(f"{what} by {self.name}{share}", "rows") as going:
+            going.of(sum(map(len, batches)))
+            for batch in batches:
+                yield batch
+                going.advance(len(batch))
+
+    def _batches(self, lengths: np.ndarray) -> Iterator[list[int]]:
+        """Rows as training deals them out: those of like length share a batch."""
+        sampler = WindowSampler(
+            lengths,
+            per_device=self.job.batch_size,
+            accumulation=16,  # a window wide enough to find rows of like length in
+            rank=self.rank,
+            world_size=self.world_size,
+            seed=0,
+            shuffle=False,
+        )
+        for batch in sampler:
+            rows = [row for row in batch if row != FILL]
+            if rows:
+                yield rows
+
+
+def measure(job: Job, folder: Path, rank: int, world_size: int) -> None:
     """Do this process's part and write what comes of it into the folder."""
     models = Models(job.find_tuned(), job.base_model, job.base_inside, job.weights)
     tokenizer = models.tokenizer()
+    documents = Documents.in_file(Path(job.rows)) if job.rows is not None else None
     try:
         for name in job.names:
-            _measure(models, tokenizer, name, job, folder, rank, world)
+            Part(job, name, folder, rank, world_size).measure(models, tokenizer, documents)
     finally:
         models.close()
 
@@ -67,26 +140,6 @@ def score(
     return torch.stack(columns, dim=1).cpu().numpy()
 
 
-def _measure(
-    models: Models,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-    job: Job,
-    folder: Path,
-    rank: int,
-    world: int,
-) -> None:
-    """One model, which nobody holds any more when the next one is opened."""
-    with models.use(name) as model:
-        if job.rows is not None:
-            documents = Documents.in_file(Path(job.rows))
-            _predict(model, documents, job, folder, name, rank, world)
-            _answer(model, tokenizer, documents, job, folder, name, rank, world)
-        if job.tasks and rank == 0:
-            said = run_tasks(model, tokenizer, job.tasks, job.batch_size)
-            tasks_file(folder, name).write_text(json.dumps(said), encoding="utf-8")
-
-
 def _of_logits(
     logits: torch.Tensor, labels: torch.Tensor, learnt: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,44 +157,6 @@ def _of_logits(
     return nll, right
 
 
-def _predict(
-    model: PreTrainedModel | PeftModel,
-    documents: Documents,
-    job: Job,
-    folder: Path,
-    name: str,
-    rank: int,
-    world: int,
-) -> None:
-    figures = np.lib.format.open_memmap(figures_file(folder, name), mode="r+")
-    for batch in _with_progress(_batches(documents.lengths, job, rank, world), name, "rows predicted"):
-        figures[batch] = score(model, [documents[row] for row in batch], pad=0)
-    figures.flush()
-
-
-def _answer(
-    model: PreTrainedModel | PeftModel,
-    tokenizer: PreTrainedTokenizerBase,
-    documents: Documents,
-    job: Job,
-    folder: Path,
-    name: str,
-    rank: int,
-    world: int,
-) -> None:
-    rows = np.array(job.questions, np.int64)
-    if not len(rows):
-        return
-    config = greedy(model, job.max_new_tokens)
-    with answers_file(folder, name, rank).open("w", encoding="utf-8") as file:
-        batches = _batches(documents.lengths[rows], job, rank, world)
-        for batch in _with_progress(batches, name, "rows answered"):
-            asked: list[Question] = [_question(documents, int(rows[at])) for at in batch]
-            said = answer_all(model, tokenizer, [question.prompt for question in asked], config)
-            for at, question, one in zip(batch, asked, said, strict=True):
-                file.write(json.dumps(_line(int(rows[at]), question, one, tokenizer)) + "\n")
-
-
 def _question(documents: Documents, row: int) -> Question:
     question = question_of(*documents[row])
     assert question is not None, "the parent asks only rows that hold a question"
@@ -157,30 +172,3 @@ def _line(row: int, question: Question, said: Said, tokenizer: PreTrainedTokeniz
         "tokens": said.tokens,
         "finished": said.finished,
     }
-
-
-def _batches(lengths: np.ndarray, job: Job, rank: int, world: int) -> Iterator[list[int]]:
-    """This process's rows, as training deals them out: rows of like length share a batch."""
-    sampler = WindowSampler(
-        lengths,
-        per_device=job.batch_size,
-        accumulation=16,  # a window wide enough to find rows of like length in
-        rank=rank,
-        world_size=world,
-        seed=0,
-        shuffle=False,
-    )
-    for batch in sampler:
-        rows = [row for row in batch if row != FILL]
-        if rows:
-            yield rows
-
-
-def _with_progress(batches: Iterator[list[int]], name: str, what: str) -> Iterator[list[int]]:
-    told, done = time.monotonic(), 0
-    for batch in batches:
-        yield batch
-        done += len(batch)
-        if time.monotonic() - told > PROGRESS_SECONDS:
-            told = time.monotonic()
-            log.info("%-9s %s %s by this process", name, f"{done:,}", what)

@@ -23,7 +23,7 @@ from finetune.model.standalone import write_standalone
 from finetune.model.target import find_target
 from finetune.paths import RunDir
 from finetune.rehearse.opened import opened
-from finetune.rehearse.play import StageFailed, logged_steps, refuse_apart, refuse_difference
+from finetune.rehearse.play import MERGED_TO, StageFailed, logged_steps, refuse_apart, refuse_difference
 from finetune.report.card import card_of
 from finetune.report.record import read_report
 from finetune.training.checkpoint import damage, numbered, step_of
@@ -91,10 +91,10 @@ def _merged_and_opened(run_dir: RunDir, strategy: str) -> str:
     problems: list[Problem] = []
     source = find_source(str(run_dir.path), [], problems)
     merged = run_dir.path.with_name(f"{run_dir.path.name}-merged")
-    target = find_target(source, str(merged), None, problems)
+    target = find_target(source, str(merged), MERGED_TO, problems)
     if source is None or target is None:
         raise StageFailed("; ".join(map(str, problems)))
-    write_standalone(source, target, None, [], card_of(source, merged.name))
+    write_standalone(source, target, MERGED_TO, [], card_of(source, merged.name))
     config = load_config(run_dir.config)
     base = "" if config.adapter.method is Method.full else config.model.name_or_path
     told = opened(str(merged), str(run_dir.model), base)

@@ -15,8 +15,6 @@ from transformers import AutoConfig, AutoTokenizer
 
 PROMPT = "What is the opposite of big?"
 NEW_TOKENS = 8
-ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-3}
-"""Largest difference of logits that rounding to the stored dtype explains, as a share of the largest one."""
 
 
 def opened(merged: str, model: str, base: str) -> dict[str, Any]:
@@ -32,11 +30,9 @@ def opened(merged: str, model: str, base: str) -> dict[str, Any]:
     with torch.no_grad():
         logits, others = (one(input_ids=asked["input_ids"]).logits.float() for one in (whole, saved))
         answer = whole.generate(**asked, max_new_tokens=NEW_TOKENS, do_sample=False)
-    stored = AutoConfig.from_pretrained(merged).dtype
     return {
         "architecture": type(whole).__name__,
         "difference": ((logits - others).abs().max() / logits.abs().max()).item(),
-        "allowed": ALLOWED[stored if isinstance(stored, torch.dtype) else torch.float32],
         "tokens": int(answer.shape[1] - asked["input_ids"].shape[1]),
     }
 

@@ -10,6 +10,7 @@ from finetune.config.saved import save_config
 from finetune.config.schema import Method, Strategy
 from finetune.planner.answer import answer
 from finetune.rehearse.play import (
+    MERGED_TO,
     PROCESSES,
     Play,
     StageFailed,
@@ -138,7 +139,9 @@ def save(play: Play) -> str:
 def merge(play: Play) -> str:
     """One standalone model of it."""
     play.merged = play.folder / "merged"
-    done = play.finetune("merge", str(play.run.path), "--to", str(play.merged), "--json")
+    done = play.finetune(
+        "merge", str(play.run.path), "--to", str(play.merged), "--dtype", MERGED_TO, "--json"
+    )
     if done.returncode != 0:
         raise StageFailed(last_words(done.stderr) or SILENT)
     told = json.loads(done.stdout)

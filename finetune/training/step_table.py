@@ -109,13 +109,13 @@ class StepTable(TrainerCallback):
 
 def fitting(step: dict[str, Any], room: int) -> list[Column]:
     """The columns that this step has a value for; where they are too many, the least wanted go."""
-    columns = [column for column in COLUMNS if step.get(column.needs) is not None]
-    while sum(column.width for column in columns) > room:
-        last = max(columns, key=lambda column: column.first_to_go)
+    found = [column for column in COLUMNS if step.get(column.needs) is not None]
+    while sum(column.width for column in found) > room:
+        last = max(found, key=lambda column: column.first_to_go)
         if not last.first_to_go:
             break
-        columns.remove(last)
-    return columns
+        found.remove(last)
+    return found
 
 
 def _value(column: Column, step: dict[str, Any]) -> str:

@@ -41,6 +41,8 @@ def test_one_card_runs_three_methods_within_their_forecast() -> None:
     for run in told["runs"]:
         assert run["measured_bytes"] == pytest.approx(run["planned_bytes"]["expected"], rel=NEAR)
         assert run["measured_bytes"] <= run["planned_bytes"]["upper"]
+        assert run["gpu_watts"], "NVML told no power at any step"
+        assert all(10 < watts < 2000 for watts in run["gpu_watts"])
 
 
 @pytest.mark.soak

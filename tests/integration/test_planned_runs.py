@@ -55,7 +55,7 @@ def test_a_run_is_planned_settled_and_measured(tmp_path: Path) -> None:
     taken = [own["resident"] for own in report["memory"]["measured_bytes"]]
     assert len(taken) == 2
     assert_compared(done, planned["forecast"])
-    assert abs(bound["expected"] / max(taken) - 1) < 1
+    assert bound["expected"] / 2 < max(taken) <= bound["upper"]
     again = finetune(*words, "checkpoint.resume=auto", at=tmp_path)
     assert again.code == 0, again.err
 

@@ -7,15 +7,17 @@ import json
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.front_door import environment
+from tests.front_door import environment, processes_of, started, wait_for_step
 
 STEPS = 4
 RUN = (
@@ -132,3 +134,29 @@ def test_a_dumb_terminal_gets_lines_without_control_words(tmp_path: Path) -> Non
     assert "\x1b" not in seen
     assert "\r" not in seen.replace("\r\n", "\n")
     assert f"{STEPS}/{STEPS} " in seen
+
+
+@pytest.mark.slow
+def test_the_slowest_of_two_processes_is_named(tmp_path: Path) -> None:
+    words = ("recipe=tiny_lora", "launch.device=cpu", "launch.num_processes=2", "trainer.max_steps=30")
+    slow = 1
+    with started(*words, at=tmp_path) as (process, outcome):
+        wait_for_step(outcome.path, 1)
+        (worker,) = (
+            one
+            for one in processes_of(outcome.path)
+            if "finetune.training.worker" in one.cmdline() and one.environ().get("RANK") == str(slow)
+        )
+        held = json.loads((outcome.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])[
+            "step"
+        ]
+        while process.poll() is None and len(outcome.steps) < 25:
+            worker.send_signal(signal.SIGSTOP)
+            time.sleep(0.03)
+            worker.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+        assert process.wait(timeout=60) == 0
+    assert outcome.report["num_processes"] == {"requested": 2, "actual": 2}
+    assert outcome.report["strategy"]["actual"] == "ddp"
+    while_held = [step["slowest_rank"] for step in outcome.steps if held + 1 < step["step"] < 25]
+    assert while_held.count(slow) >= 0.8 * len(while_held), while_held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -120,6 +121,25 @@ def test_a_run_that_is_interrupted_before_its_first_step_leaves_nothing_behind(
     assert cell.reply["ename"] == "RunFailed"
     assert "No checkpoint of it was saved." in cell.reply["evalue"]
     assert_all_gone(run)
+
+
+def test_an_interrupted_evaluation_in_two_processes_is_a_keyboard_interrupt_as_in_one(
+    kernel: tuple[KernelManager, BlockingKernelClient], tmp_path: Path
+) -> None:
+    manager, client = kernel
+    rows = [{"prompt": f"What is {n} plus 5?", "completion": f"It is {n + 5}."} for n in range(300)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    words = "'model=tiny', 'data.eval=rows.jsonl', 'launch.device=cpu', 'launch.num_processes=2'"
+    here = f"import os, tempfile; tempfile.tempdir = os.environ['TMPDIR'] = {str(tmp_path)!r}"
+    asked = client.execute(
+        f"{here}\nimport finetune\nfinetune.evaluate({words}, samples=300, max_new_tokens=900)"
+    )
+    answering = "finetune-evaluation-*/answers-base-*.jsonl"
+    wait_for("answers", lambda: len(list(tmp_path.glob(answering))) == 2, SECONDS)
+    manager.interrupt_kernel()
+    assert end_of(client, asked).reply["ename"] == "KeyboardInterrupt"
+    assert_all_gone(tmp_path)
+    assert not list(tmp_path.glob("finetune-evaluation-*"))
 
 
 def test_a_refusal_is_shown_without_a_traceback_and_a_plan_as_text_and_table(
