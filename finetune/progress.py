@@ -19,7 +19,7 @@ from typing import Any, TextIO
 CLEAR = "\r\x1b[K"
 DRAWN_SECONDS, TOLD_SECONDS, END_SECONDS = 0.2, 30.0, 1.0
 """Between two drawings of a bar, between two lines where there is none; how long a last drawing may take."""
-COUNTED = "{desc}  {bar:20}  {n_fmt}/{total_fmt}{unit}  {elapsed}, {remaining} left"
+COUNTED, LEFT = "{desc}  {bar:20}  {n_fmt}/{total_fmt}{unit}  {elapsed}", ", {remaining} left"
 COUNTING = "{desc}  {n_fmt}{unit}  {elapsed}"
 WAITING = "{desc}  {elapsed}"
 
@@ -76,6 +76,8 @@ class Stage:
     done: int = 0
     before: int = 0
     """What was done already when it was begun."""
+    end: float | None = None
+    """When it is expected to be over (`monotonic`), by somebody who knows more than how much is done."""
 
     def of(self, total: int, before: int = 0) -> None:
         """There is so much to do, and so much of it has been done."""
@@ -84,6 +86,10 @@ class Stage:
     def advance(self, number: int = 1) -> None:
         """So much more is done."""
         self.done += number
+
+    def ends_in(self, seconds: float) -> None:
+        """It will be over in so long."""
+        self.end = monotonic() + seconds
 
     def over(self, things: Collection[Any]) -> Iterator[Any]:
         """Count them as they are taken."""
@@ -96,7 +102,13 @@ class Stage:
         """Where nobody watches."""
         of = f" of {self.total:,}" if self.total else ""
         count = f", {self.done:,}{of} {self.unit}".rstrip() if self.done else ""
-        return f"{self.what}{count}, for {int(seconds) // 60}:{int(seconds) % 60:02d}"
+        return f"{self.what}{count}, for {clock(seconds)}"
+
+
+def clock(seconds: float) -> str:
+    """2:03, or 1:02:03; what is overdue takes no time."""
+    hours, rest = divmod(max(int(seconds), 0), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
 @contextmanager
@@ -140,7 +152,8 @@ def _draw(going: Stage, over: Event, screen: TextIO) -> None:
     while not over.wait(DRAWN_SECONDS):
         bar.n, bar.total, bar.initial = going.done, going.total, going.before
         bar.unit = f" {going.unit}" if going.unit else ""
-        bar.bar_format = COUNTED if going.total else COUNTING if going.done else WAITING
+        counted = COUNTED + (f", {clock(going.end - monotonic())} left" if going.end is not None else LEFT)
+        bar.bar_format = counted if going.total else COUNTING if going.done else WAITING
         bar.refresh()
     bar.close()
 

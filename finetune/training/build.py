@@ -22,6 +22,7 @@ from finetune.training.rows import Rows
 from finetune.training.samples import Samples
 from finetune.training.saving import Saving
 from finetune.training.step_table import StepTable
+from finetune.training.time_left import TimeLeft
 from finetune.training.tracking import RememberTracker
 from finetune.training.trainer import RunTrainer
 
@@ -61,12 +62,14 @@ def build_trainer(
         trainer.add_callback(trainer.early_stopping)
     samples, sharded = config.data.eval_samples, TRAITS[facts.strategy].shards_weights
     asked = rows.eval if samples and arguments.eval_strategy != "no" else None
+    time_left = TimeLeft()
     for callback in (
         Counters(trainer),
         ProveBeforeStepOne(trainer, config, facts, report),
         *([Samples(trainer, asked, samples, report.run_dir, sharded=sharded)] if asked is not None else []),
         Record(report.run_dir, trainer),
-        StepTable(trainer),
+        time_left,
+        StepTable(trainer, time_left),
         Checkpoints(trainer, config.checkpoint, facts.stop_at, stop),
         stop,
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerState
 
-from finetune.progress import columns, current
+from finetune.progress import clock, columns, current
+from finetune.training.time_left import TimeLeft
 from finetune.training.trainer import RunTrainer
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ COLUMNS = (
     Column("busy", 5, lambda step: f"{_mean(step['gpu_utilization']):.0f}%", "gpu_utilization", 3),
     Column("W", 5, lambda step: f"{_mean(step['gpu_watts']):.0f}", "gpu_watts", 1),
     Column("learnt", 7, lambda step: _short(step["supervised_tokens"]), "supervised_tokens"),
-    Column("left", 8, lambda step: _clock(step["left"]), "left"),
+    Column("left", 8, lambda step: clock(step["left"]), "left"),
 )
 """`tok/s/dev`, `busy` and `W` are those of one device, the mean of all; `GB` is the most that a process took
 since the line before, `card` its share of the card."""
@@ -53,15 +53,13 @@ since the line before, `card` its share of the card."""
 class StepTable(TrainerCallback):
     """Prints the table, the loss of each evaluation between its lines, and advances the bar below it."""
 
-    def __init__(self, trainer: RunTrainer) -> None:
+    def __init__(self, trainer: RunTrainer, time_left: TimeLeft) -> None:
         self.trainer = trainer
+        self.time_left = time_left
         self.columns: list[Column] = []
         self.lines = 0
-        self.started = time.perf_counter()
-        self.first_step = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.started, self.first_step = time.perf_counter(), state.global_step
         self.trainer.start_clock()
         going = current()
         if going is not None and args.process_index == 0:
@@ -71,6 +69,7 @@ class StepTable(TrainerCallback):
         going = current()
         if going is not None and args.process_index == 0:
             going.advance()
+            going.ends_in(self.time_left.seconds)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if args.process_index != 0 or not logs:
@@ -80,7 +79,7 @@ class StepTable(TrainerCallback):
         if "loss" not in logs:
             return
         width = 2 * len(str(state.max_steps)) + 1
-        step = self._step(state, logs)
+        step = self._step(logs)
         if not self.columns:
             self.columns = fitting(step, columns() - max(width, 4))
         if self.lines % HEAD_EVERY == 0:
@@ -89,14 +88,10 @@ class StepTable(TrainerCallback):
         place = f"{state.global_step}/{state.max_steps}".rjust(max(width, 4))
         log.info("%s", place + "".join(f"{_value(c, step):>{c.width}}" for c in self.columns))
 
-    def _step(self, state: TrainerState, logs: dict[str, Any]) -> dict[str, Any]:
+    def _step(self, logs: dict[str, Any]) -> dict[str, Any]:
         """What `metrics.jsonl` has of it, and what follows from that."""
         ranks = self.trainer.ranks
-        step = {**logs, **ranks}
-        done = state.global_step - self.first_step
-        step["left"] = (
-            (time.perf_counter() - self.started) / max(done, 1) * (state.max_steps - state.global_step)
-        )
+        step = {**logs, **ranks, "left": self.time_left.seconds}
         kind = next((k for k in ("memory_reserved_bytes", "memory_resident_bytes") if k in ranks), None)
         if kind is not None:
             step["memory"] = max(ranks[kind])
@@ -132,8 +127,3 @@ def _short(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g}{unit}"
     return str(count)
-
-
-def _clock(seconds: float) -> str:
-    hours, rest = divmod(int(seconds), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
