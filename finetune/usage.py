@@ -2,22 +2,69 @@
 
 from __future__ import annotations
 
-EXAMPLES = """\
-examples:
-  python -m finetune recipe=tiny_lora
-  python -m finetune recipe=qwen8b_full distributed=zero3
-  python -m finetune plan recipe=qwen8b_full hardware=4x_a100_80gb
-  python -m finetune recipe=qwen8b_lora data.train='[{path: rows.jsonl}]' trainer.max_steps=100
-  python -m finetune recipe=tiny_lora distributed=fsdp launch.device=cpu launch.num_processes=2
-
+KEYS = """\
 keys: recipe model adapter data trainer distributed hardware tracking choose a file of conf/ or recipes/
       (recipe=NAME or a path);
       model.* adapter.* data.* trainer.* (trl's SFTConfig) distributed.* launch.* checkpoint.* tracking.*
       hardware.* plan.* output_dir run_name seed set single values. Each is documented in
-      finetune/config/schema.py; a wrong one names the nearest.
+      finetune/config/schema.py; a wrong one names the nearest."""
+
+EXAMPLES = f"""\
+examples:
+  python -m finetune recipe=tiny_lora
+  python -m finetune recipe=qwen8b_full distributed=zero3
+  python -m finetune plan recipe=qwen8b_full hardware=4x_a100_80gb
+  python -m finetune recipe=qwen8b_lora data.train='[{{path: rows.jsonl}}]' trainer.max_steps=100
+  python -m finetune recipe=tiny_lora distributed=fsdp launch.device=cpu launch.num_processes=2
+
+{KEYS}
 exit: 0 done, 1 the run failed, 2 something to change (told in one message), 3 it does not fit (plan, train),
       130/143/138 stopped by SIGINT/SIGTERM/SIGUSR1 after a checkpoint was saved,
       129 a verb other than train was ended by SIGHUP"""
+
+TRAIN = f"""\
+usage: python -m finetune [train] [key=value ...] [flags]
+
+Makes a run in output_dir (./runs): its folder keeps the config, logs of every process, metrics, checkpoints,
+the saved model and report.html. checkpoint.resume=auto goes on with a run that was stopped.
+
+examples:
+  python -m finetune recipe=tiny_lora
+  python -m finetune recipe=qwen8b_full distributed=zero3 --dry-run
+  python -m finetune recipe=tiny_lora distributed=fsdp launch.device=cpu launch.num_processes=2
+  python -m finetune recipe=tiny_lora run_name=mine checkpoint.resume=auto
+
+{KEYS}
+exit: 0 done, 1 the run failed, 2 something to change (told in one message), 3 it does not fit,
+      130/143/138 stopped by SIGINT/SIGTERM/SIGUSR1 after a checkpoint was saved"""
+
+PREPARE = f"""\
+usage: python -m finetune prepare [key=value ...] [flags]
+
+Reads all rows of data.train and data.eval as training does, on any machine, and shows what is learnt of them:
+counts, lengths, a few rows with their masks. What it made is cached, and training takes it from there.
+
+examples:
+  python -m finetune prepare recipe=tiny_lora
+  python -m finetune prepare recipe=tiny_lora data.train='[{{path: rows.jsonl}}]' data.packing=true
+  python -m finetune prepare recipe=tiny_lora --json
+
+{KEYS}
+exit: 0 done, 1 it failed, 2 something to change (told in one message)"""
+
+PLAN = f"""\
+usage: python -m finetune plan [key=value ...] [flags]
+
+A table of all strategies: does the run fit, in how much memory, how fast, at what cost; for this machine, or
+for hardware=NAME (a file of conf/hardware). Nothing is read but the model's config, and nothing is started.
+
+examples:
+  python -m finetune plan recipe=qwen8b_full hardware=4x_a100_80gb
+  python -m finetune plan recipe=qwen8b_lora distributed=fsdp launch.num_processes=2
+  python -m finetune plan recipe=llama8b_qlora hardware=1x_rtx4090 --json
+
+{KEYS}
+exit: 0 it fits, 2 something to change (told in one message), 3 it does not fit"""
 
 DOCTOR = """\
 usage: python -m finetune doctor [key=value ...] [flags]
@@ -128,6 +175,9 @@ keys: recipe model.* seed launch.device trainer.per_device_eval_batch_size train
 exit: 0 done, 1 it failed, 2 something to change (told in one message)"""
 
 OWN = {
+    "train": TRAIN,
+    "prepare": PREPARE,
+    "plan": PLAN,
     "doctor": DOCTOR,
     "rehearse": REHEARSE,
     "scale": SCALE,

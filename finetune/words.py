@@ -138,7 +138,7 @@ def _flags(own: dict[str, str]) -> str:
 
 
 def _known_flag(word: str) -> str:
-    known = [*FLAGS, *(flag for own in FLAGS_OF.values() for flag in own)]
+    known = list(dict.fromkeys([*FLAGS, *(flag for own in FLAGS_OF.values() for flag in own)]))
     if word in known:
         return word
     if word in NOT_BUILT_FLAGS:

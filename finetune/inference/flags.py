@@ -15,9 +15,10 @@ def number(values: Mapping[str, str], flag: str, without: T) -> int | T:
     text = values.get(flag)
     if text is None:
         return without
-    if not text.isdigit():
-        raise refuse(f"{flag} {text}", "expected a whole number", subject="the command line")
-    return int(text)
+    try:
+        return int(text)
+    except ValueError as error:
+        raise refuse(f"{flag} {text}", "expected a whole number", subject="the command line") from error
 
 
 def fraction(values: Mapping[str, str], flag: str) -> float | None:

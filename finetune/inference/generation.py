@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.errors import Problem, Refusal, refuse
 from finetune.inference.answers import Answer, Answers
-from finetune.inference.prompts import SUBJECT, Prompt, PromptEncoder, as_prompt
+from finetune.inference.prompts import SUBJECT, Prompt, PromptEncoder, as_prompts
 from finetune.inference.subject import BASE, TUNED, Subject, find_subject
 from finetune.logs import without_noise
 from finetune.model.fetch import fetch_model
@@ -107,9 +107,7 @@ def generate(
     Raises:
         Refusal: the model, a prompt or the words must be changed first.
     """
-    several = not isinstance(prompt, str) and not (prompt and isinstance(prompt[0], dict))
-    asked: list[Any] = list(prompt) if several else [prompt]
-    prompts = [as_prompt(one, f"prompt {number}") for number, one in enumerate(asked, 1)]
+    prompts = as_prompts(prompt)
     with without_noise():
         speaker = open_speaker(
             run,

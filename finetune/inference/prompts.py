@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,8 +37,22 @@ class Prompt:
         return str(self.turns[-1]["content"])
 
 
+def as_prompts(asked: Any) -> list[Prompt]:
+    """A text, a conversation, or a list of either."""
+    several = not isinstance(asked, str) and isinstance(asked, Iterable)
+    prompts = list(asked) if several else [asked]
+    if not prompts:
+        raise refuse("the prompt", "the list of prompts is empty", subject=SUBJECT)
+    if several and isinstance(prompts[0], dict):  # a conversation is a list too
+        prompts = [prompts]
+    return [as_prompt(one, f"prompt {number}") for number, one in enumerate(prompts, 1)]
+
+
 def as_prompt(asked: str | Sequence[dict[str, Any]], place: str = "the prompt") -> Prompt:
     """A text is what a user says; a conversation ends with the turn that is answered."""
+    if not isinstance(asked, Iterable):
+        why = f"expected a text or a conversation, got {type(asked).__name__}"
+        raise refuse(place, why, subject=SUBJECT)
     try:
         return _prompt({"prompt": asked} if isinstance(asked, str) else {"messages": list(asked)}, place)
     except BadRow as bad:

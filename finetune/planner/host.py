@@ -16,7 +16,9 @@ SHARD_BYTES = 5e9
 """The largest file of a checkpoint on the hub; one is read at a time."""
 
 HOST_ERROR = 1.1
-"""A checkpoint's copy is not among it: where there is no room for one, training waits for the disk."""
+"""RAM that is held without being used. A checkpoint's copy is not among it: where there is no room for one,
+training waits for the disk.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +66,5 @@ def resident_memory(memory: Memory) -> Bound:
     backward = (Phase.first, Phase.last)
     peak = max(size - (memory.untouched if phase in backward else 0) for phase, size in memory.phases.items())
     expected = PROCESS_BYTES["cpu"] + memory.states.lasting + peak
-    return Bound(expected, expected + PROCESS_SPREAD + memory.needed - memory.allocated.expected)
+    upper = HOST_ERROR * expected + PROCESS_SPREAD + memory.needed - memory.allocated.expected
+    return Bound(expected, upper)

@@ -209,6 +209,7 @@ def test_what_is_wrong_is_told_at_once_and_before_torch(run: Outcome, tmp_path: 
             ["2 problems", "nothing is trained here", "says which"],
         ),
         ([folder, "--metric", "beauty,no_module:f", "--samples", "x"], ["--samples x", "whole number"]),
+        ([folder, "--samples", "-3"], ["--samples -3: expected 0 (none) or more"]),
         (
             [folder, "--metric", "beauty,no_module:f", "--bits", "3"],
             ["no such metric", "no_module:f", "4 or 8"],

@@ -13,7 +13,7 @@ from finetune.data.documents import question_of
 from finetune.data.gather import gather
 from finetune.data.rows import RowWriter
 from finetune.errors import Refusal
-from finetune.inference.prompts import PromptEncoder, as_prompt, read_prompts
+from finetune.inference.prompts import PromptEncoder, as_prompt, as_prompts, read_prompts
 from finetune.model.tokenizer import load_tokenizer
 from finetune.paths import embedded
 
@@ -45,6 +45,11 @@ def test_plain_text_stands_as_it_is() -> None:
 def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="the prompt is empty"):
         as_prompt(" ")
+    with pytest.raises(Refusal, match="the list of prompts is empty"):
+        as_prompts([])
+    for nothing in (None, ["Hi", None]):
+        with pytest.raises(Refusal, match="expected a text or a conversation, got NoneType"):
+            as_prompts(nothing)
     with pytest.raises(Refusal, match="role is 'bot'"):
         as_prompt([{"role": "bot", "content": "a"}])
     empty = tmp_path / "empty.txt"
