@@ -107,7 +107,7 @@ def _write_and_prove(
     rounded_to = torch.float32 if source.adapter is None and dtype is stored else dtype
     same = same_logits("opened afresh it equals the source", logits, found, rounded_to)
     answered = same_answer(said, answer(again, prompts), logits, rounded_to, tokenizer)
-    checks += _require([whole, same, answered])
+    checks += _require([whole, same, answered], rounded_to)
     return Standalone(
         target,
         _name(dtype),
@@ -118,13 +118,15 @@ def _write_and_prove(
     )
 
 
-def _require(checks: list[Check]) -> list[Check]:
+def _require(checks: list[Check], rounded_to: torch.dtype = torch.float32) -> list[Check]:
     """Say what was found, and stop when something is wrong."""
     for check in checks:
         log.info("%s %s (%s)", "checked  " if check.passed else "FAILED   ", check.name, check.detail)
     failed = [f"  {check.name}: {check.detail}" for check in checks if not check.passed]
     if failed:
         listed = "\n".join(failed)
+        if rounded_to is not torch.float32:
+            listed += f"\n  Where rounding to {_name(rounded_to)} alone parts them, --dtype float32 passes."
         raise RunFailed(f"the merged model did not pass its checks, and is not kept:\n{listed}")
     return checks
 
