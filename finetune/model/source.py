@@ -65,7 +65,10 @@ def find_source(word: str, overrides: list[str], problems: list[Problem]) -> Sou
     path = Path(word).expanduser().absolute()
     if not path.is_dir():
         why = f"there is no folder {path}"
-        problems.append(Problem(word, why, "Give a run's folder, a saved adapter's, or a model's."))
+        fix = "Give a run's folder, a saved adapter's, or a model's."
+        if "=" in word:  # from Python, where the run stands first
+            fix += f" From Python a model is named behind the run: (None, {word!r})."
+        problems.append(Problem(word, why, fix))
         return None
     run = _run_of(path)
     if run is not None and path.parent == run.checkpoints:

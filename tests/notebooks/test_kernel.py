@@ -132,7 +132,7 @@ def test_an_interrupted_evaluation_in_two_processes_is_a_keyboard_interrupt_as_i
     words = "'model=tiny', 'data.eval=rows.jsonl', 'launch.device=cpu', 'launch.num_processes=2'"
     here = f"import os, tempfile; tempfile.tempdir = os.environ['TMPDIR'] = {str(tmp_path)!r}"
     asked = client.execute(
-        f"{here}\nimport finetune\nfinetune.evaluate({words}, samples=300, max_new_tokens=900)"
+        f"{here}\nimport finetune\nfinetune.evaluate(None, {words}, samples=300, max_new_tokens=900)"
     )
     answering = "finetune-evaluation-*/answers-base-*.jsonl"
     wait_for("answers", lambda: len(list(tmp_path.glob(answering))) == 2, SECONDS)
