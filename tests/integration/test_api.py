@@ -258,3 +258,8 @@ def test_no_display_lets_a_text_through_as_html(copy: finetune.Run) -> None:
 
 def _second(path: Path) -> Path:
     return shutil.copytree(path, path.with_name("second"))
+
+
+def test_a_model_that_stands_where_the_run_does_is_told_its_place() -> None:
+    with pytest.raises(finetune.Refusal, match=r"behind the run: \(None, 'model=tiny'\)"):
+        finetune.evaluate("model=tiny", "data.eval=rows.jsonl")
