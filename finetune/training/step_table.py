@@ -35,7 +35,7 @@ class Column:
 
 COLUMNS = (
     Column("loss", 8, lambda step: f"{step['loss']:.4f}", "loss"),
-    Column("grad", 7, lambda step: f"{step['grad_norm']:.3g}", "grad_norm"),
+    Column("grad", 8, lambda step: _three(step["grad_norm"]), "grad_norm"),
     Column("rate", 8, lambda step: f"{step['learning_rate']:.1e}", "learning_rate"),
     Column("tok/s/dev", 10, lambda step: f"{step['speed']:,.0f}", "speed"),
     Column("MFU", 5, lambda step: f"{step['mfu']:.0%}", "mfu"),
@@ -122,8 +122,14 @@ def _mean(values: list[float]) -> float:
 
 
 def _short(count: int) -> str:
-    """Four digits at most: 987, 12.3k, 4.56M."""
+    """Three digits: 987, 12.3k, 4.56M."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
+        if count >= 0.9995 * size:  # 999,500 are 1.00M
+            return f"{_three(count / size)}{unit}"
     return str(count)
+
+
+def _three(value: float) -> str:
+    """Three digits, zeros too; two where it needs an exponent, which a column has room for."""
+    text = f"{value:#.3g}"
+    return f"{value:.1e}" if "e" in text else text.removesuffix(".")

@@ -42,3 +42,22 @@ def test_a_cpu_has_no_columns_of_a_card() -> None:
     known = {name: value for name, value in ON_A_CARD.items() if not name.startswith(("gpu", "mfu", "card"))}
     titles = [column.title for column in fitting(known, 76)]
     assert titles == ["loss", "grad", "rate", "tok/s/dev", "GB", "learnt", "left"]
+
+
+@pytest.mark.parametrize(
+    ("norm", "learnt", "shown"),
+    [
+        (2, 987, ["2.00", "987"]),
+        (1.994, 5000, ["1.99", "5.00k"]),
+        (100.2, 10_000, ["100", "10.0k"]),
+        (0.00001234, 999_499, ["1.2e-05", "999k"]),
+        (12345.6, 999_500, ["1.2e+04", "1.00M"]),
+        (0, 123_456_789, ["0.00", "123M"]),
+    ],
+)
+def test_figures_have_as_many_digits_in_every_line(norm: float, learnt: int, shown: list[str]) -> None:
+    row = {**ON_A_CARD, "grad_norm": norm, "supervised_tokens": learnt}
+    cells = {column.title: column.shown(row).rjust(column.width) for column in COLUMNS}
+    assert [cells["grad"].strip(), cells["learnt"].strip()] == shown
+    assert cells["grad"].startswith(" ")
+    assert cells["learnt"].startswith(" ")
