@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
 from finetune.config.strategy import TRAITS, Engine
@@ -57,13 +56,14 @@ def compared(
     forecast: dict[str, Any] | None,
     phases: list[dict[str, dict[str, int]]],
     micro_batch_tokens: int,
-    step_seconds: list[float],
+    step_seconds: float | None,
     tokens_per_second: float | None,
 ) -> dict[str, Any] | None:
     """Planned and measured side by side; `phases` holds one entry for each process. None: nothing was
     planned.
 
     A forecast takes every row to be as long as it may be: `micro_batch_tokens` tells how long they were.
+    `step_seconds` is a step of as many tokens as the run's steps had in the mean, at `tokens_per_second`.
     """
     if forecast is None:
         return None
@@ -72,7 +72,6 @@ def compared(
         name: max(own.get(name, {}).get(kind, 0) for own in phases)
         for name in (LOADING, FORWARD, BACKWARD, STEP, BETWEEN)
     }
-    seconds = median(step_seconds[1:] or step_seconds) if step_seconds else None
     return {
         "memory": {
             "of": kind,
@@ -82,7 +81,7 @@ def compared(
             },
         },
         "micro_batch_tokens": {"planned": forecast["micro_batch_tokens"], "measured": micro_batch_tokens},
-        "step_seconds": {"planned": forecast["step_seconds"], "measured": seconds},
+        "step_seconds": {"planned": forecast["step_seconds"], "measured": step_seconds},
         "tokens_per_second": {"planned": forecast["tokens_per_second"], "measured": tokens_per_second},
     }
 

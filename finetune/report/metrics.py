@@ -6,12 +6,15 @@ import json
 import math
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import numpy as np
+
+from finetune.report.times import Start, warm_up_steps
 
 VALUES = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second")
 POINTS = 2000
@@ -64,6 +67,14 @@ class Metrics:
     last_step: int | None
     training_seconds: float | None
     """Of the logged steps: their tokens by their tokens a second. Evaluations are left out."""
+    step_tokens: float | None = None
+    """Of a step, in the mean of all that were logged."""
+    supervised_tokens: float | None = None
+    """Learnt so far."""
+    memory: dict[str, list[float]] = field(default_factory=dict)
+    """The most of each rank by kind (`allocated`, `resident`, ...), of all starts of the run."""
+    rank_counts: frozenset[int] = frozenset()
+    """How many ranks there were: several numbers where the run went on with others."""
 
     def first(self, name: str) -> float | None:
         return self.curves[name].values[0] if name in self.curves else None
@@ -83,6 +94,7 @@ def read_metrics(path: Path) -> Metrics:
     curves = {name: Curve() for name in VALUES}
     notes, broken, not_finite = [], _Places("line"), {name: _Places("step") for name in VALUES}
     last_step, tokens, seconds, epoch, known = None, 0.0, 0.0, math.nan, False
+    learnt, memory, rank_counts = None, dict[str, list[float]](), set[int]()
     try:
         for line, entry in _entries(path):
             step = number(entry.get("step")) if entry is not None else None
@@ -91,6 +103,8 @@ def read_metrics(path: Path) -> Metrics:
                 continue
             last_step = int(step)
             epoch = _or_nan(entry.get("epoch"))
+            learnt = _or(learnt, number(entry.get("supervised_tokens")))
+            rank_counts |= _take_up(memory, entry)
             speed, made = number(entry.get("tokens_per_second")), number(entry.get("tokens"))
             if speed and made is not None and made > tokens:
                 tokens, seconds, known = made, seconds + (made - tokens) / speed, True
@@ -105,7 +119,7 @@ def read_metrics(path: Path) -> Metrics:
                 elif name in entry:
                     not_finite[name].add(last_step)
     except FileNotFoundError:
-        notes.append("metrics.jsonl is not there: no step was logged, so there are no curves.")
+        notes.append("metrics.jsonl is not there: the steps cannot be drawn.")
     except OSError as error:
         notes.append(f"metrics.jsonl cannot be read: {error.strerror}.")
     else:
@@ -117,7 +131,38 @@ def read_metrics(path: Path) -> Metrics:
         if places.count:
             notes.append(f"{name} is no finite number at {places}: the curve leaves it out.")
     found = {name: curve for name, curve in curves.items() if curve.values}
-    return Metrics(found, notes, last_step, seconds if known else None)
+    return Metrics(
+        found,
+        notes,
+        last_step,
+        seconds if known else None,
+        tokens / last_step if tokens and last_step else None,
+        learnt,
+        memory,
+        frozenset(rank_counts),
+    )
+
+
+def usual_speed(speeds: Mapping[float, float], starts: list[Start]) -> float | None:
+    """The median of the logged steps' speeds, warm-up aside where there is more."""
+    warm_up = warm_up_steps(speeds, starts)
+    usual = [speed for step, speed in speeds.items() if step not in warm_up]
+    return median_high(usual or speeds.values()) if speeds else None
+
+
+def most_memory(
+    ranks: Sequence[Mapping[str, float]], logged: dict[str, list[float]]
+) -> list[dict[str, float]]:
+    """Of each rank and kind the most of all starts: of what this one measured and all of them logged.
+
+    An earlier start may have had more ranks.
+    """
+    count = max(len(ranks), *(len(sizes) for sizes in logged.values()), 0)
+    most: list[dict[str, float]] = [dict(own) for own in ranks] + [{} for _ in range(count - len(ranks))]
+    for kind, sizes in logged.items():
+        for own, size in zip(most, sizes, strict=False):
+            own[kind] = max(own.get(kind, 0), size)
+    return most
 
 
 def number(value: Any) -> float | None:
@@ -153,6 +198,24 @@ def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
             except (ValueError, RecursionError):
                 entry = None
             yield place, entry if isinstance(entry, dict) else None
+
+
+def _take_up(memory: dict[str, list[float]], entry: dict[str, Any]) -> set[int]:
+    """Keep the most that each rank took, of every kind; how many ranks the line has."""
+    counts = set()
+    for name, ranks in entry.items():
+        if not (name.startswith("memory_") and name.endswith("_bytes") and isinstance(ranks, list)):
+            continue
+        sizes = [number(size) or 0 for size in ranks]
+        known = memory.setdefault(name.removeprefix("memory_").removesuffix("_bytes"), [])
+        known += [0] * (len(sizes) - len(known))
+        known[: len(sizes)] = map(max, known, sizes)
+        counts.add(len(sizes))
+    return counts
+
+
+def _or(known: float | None, found: float | None) -> float | None:
+    return known if found is None else found
 
 
 def _or_nan(value: Any) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,18 +28,16 @@ from finetune.report.shown import (
     shown_value,
 )
 
-log = logging.getLogger(__name__)
-
 CLASSES = {"completed": "good", "failed": "bad", "interrupted": "warn"}
 
 
-def page_at_end(run_dir: RunDir) -> None:
+def page_at_end(run_dir: RunDir, say: Callable[[str], None]) -> None:
     """Make the page of a run that has ended; what goes wrong with it is told, and changes no run's result."""
     try:
-        log.info("report    %s", write_page(read_run(run_dir)))
+        say(f"report    {write_page(read_run(run_dir))}")
     except Exception as error:  # noqa: BLE001 - a model that is saved and checked is not lost over its page
         what = f"{type(error).__name__}: {error}"
-        log.warning("report.html could not be made (%s); try: finetune report %s", what, run_dir.path)
+        say(f"WARNING   report.html could not be made ({what}); try: finetune report {run_dir.path}")
 
 
 def write_page(reading: Reading) -> Path:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from finetune.paths import RunDir, write_whole
+from finetune.report.metrics import usual_speed
 from finetune.report.page import page_at_end
-from finetune.report.times import note_end
+from finetune.report.times import Start, note_end
 from finetune.secrets import masked
 
 
@@ -70,27 +72,28 @@ def report_end(run_dir: RunDir, status: str, told: str) -> None:
     Report(run_dir, {**known, "status": status, "error": told}).write()
 
 
-def report_diagnosis(run_dir: RunDir, diagnosis: dict[str, Any] | None) -> None:
+def report_diagnosis(run_dir: RunDir, diagnosis: dict[str, Any] | None, say: Callable[[str], None]) -> None:
     """Add the known cause of a failure (null: none is known), which is the last that is said, and make the
     page.
     """
     known = read_report(run_dir) if run_dir.report.exists() else {}
     Report(run_dir, {**known, "diagnosis": diagnosis}).write()
-    page_at_end(run_dir)
+    page_at_end(run_dir, say)
 
 
-def summary(history: list[dict[str, Any]], steps_made: int) -> dict[str, Any]:
-    """Loss, speed and tokens from the logged steps.
+def summary(history: list[dict[str, Any]], steps_made: int, starts: list[Start]) -> dict[str, Any]:
+    """Loss, speed and tokens from the logged steps of all starts.
 
-    `tokens_per_second` leaves the first step out (it pays for warm-up), unless there is no other.
+    `tokens_per_second` is the median of those steps; the first of each start is left out (it pays for
+    warm-up), unless there is no other.
     """
     steps = [entry for entry in history if "loss" in entry]
     evaluations = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
-    speeds = [entry["tokens_per_second"] for entry in steps[1:] or steps if "tokens_per_second" in entry]
+    speeds = {entry["step"]: entry["tokens_per_second"] for entry in steps if "tokens_per_second" in entry}
     result: dict[str, Any] = {
         "steps": steps_made,
         "loss": {"first": steps[0]["loss"], "last": steps[-1]["loss"]} if steps else None,
-        "tokens_per_second": sorted(speeds)[len(speeds) // 2] if speeds else None,
+        "tokens_per_second": usual_speed(speeds, starts),
         "supervised_tokens": steps[-1]["supervised_tokens"] if steps else 0,
     }
     return result | ({"eval_loss": evaluations[-1]} if evaluations else {})

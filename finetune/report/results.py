@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from finetune.report.cost import Cost, cost_of
-from finetune.report.metrics import Curve, number
+from finetune.report.metrics import Metrics, most_memory, number, usual_speed
 from finetune.report.reading import Reading, at
+from finetune.report.times import Start
 
 
 def record_of(reading: Reading) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def results_of(reading: Reading, cost: Cost) -> dict[str, Any]:
     report, metrics, config = reading.report, reading.metrics, reading.config
     measured = measured_memory(reading)
     steps = number(at(report, "steps"))
+    speed = _known(at(report, "tokens_per_second"), _logged_speed(metrics, reading.starts))
     return {
         "status": reading.status,
         "model": _model(config),
@@ -38,13 +39,14 @@ def results_of(reading: Reading, cost: Cost) -> dict[str, Any]:
         "precision": at(report, "precision") or reading.facts.get("precision"),
         "global_batch_size": number(at(report, "batch", "global")),
         "steps": metrics.last_step if steps is None else steps,
-        "supervised_tokens": number(at(report, "supervised_tokens")),
+        "supervised_tokens": _known(at(report, "supervised_tokens"), metrics.supervised_tokens),
         "first_loss": _known(at(report, "loss", "first"), metrics.first("loss")),
         "final_loss": _known(at(report, "loss", "last"), metrics.last("loss")),
         "eval_loss": _known(at(report, "eval_loss"), metrics.last("eval_loss")),
-        "tokens_per_second": _known(
-            at(report, "tokens_per_second"), _usual_speed(metrics.curves.get("tokens_per_second"))
-        ),
+        "tokens_per_second": speed,
+        "step_seconds": metrics.step_tokens / speed
+        if speed and metrics.step_tokens
+        else number(at(report, "forecast", "step_seconds", "measured")),
         "peak_memory_bytes": max(measured.values(), default=None),
         "planned_memory_bytes": planned_memory(reading).get("upper"),
         "training_seconds": cost.training_seconds,
@@ -56,11 +58,15 @@ def results_of(reading: Reading, cost: Cost) -> dict[str, Any]:
 
 
 def measured_memory(reading: Reading) -> dict[int, float]:
-    """The most memory of each rank, of the kind that the plan speaks of first."""
+    """The most memory of each rank over all starts, of the kind that the plan speaks of first: as the run
+    reports it, and as it logged it.
+    """
     ranks = at(reading.report, "memory", "measured_bytes")
     kind = memory_kind(reading)
-    sizes = {rank: number(at(own, kind)) for rank, own in enumerate(ranks if isinstance(ranks, list) else [])}
-    return {rank: size for rank, size in sizes.items() if size is not None}
+    sizes = [number(at(own, kind)) for own in ranks] if isinstance(ranks, list) else []
+    reported = [{} if size is None else {kind: size} for size in sizes]
+    most = most_memory(reported, {kind: reading.metrics.memory.get(kind, [])})
+    return {rank: own[kind] for rank, own in enumerate(most) if own.get(kind)}
 
 
 def planned_memory(reading: Reading) -> dict[str, float]:
@@ -80,7 +86,8 @@ def memory_kind(reading: Reading) -> str:
     """`allocated` on cards, `resident` on the CPU; what was planned has the same names."""
     ranks = at(reading.report, "memory", "measured_bytes")
     measured = ranks[0] if isinstance(ranks, list) and ranks else None
-    kinds = measured or at(reading.plan, "forecast", "memory")
+    planned = at(reading.report, "memory", "planned_bytes") or at(reading.plan, "forecast", "memory")
+    kinds = measured or planned or reading.metrics.memory
     return next(iter(kinds), "allocated") if isinstance(kinds, dict) else "allocated"
 
 
@@ -94,6 +101,7 @@ def _known(reported: Any, logged: float | None) -> float | None:
     return logged if found is None else found
 
 
-def _usual_speed(curve: Curve | None) -> float | None:
-    """As the run reports it at its end: the first step pays for warm-up."""
-    return None if curve is None else median(curve.values[1:] or curve.values)
+def _logged_speed(metrics: Metrics, starts: list[Start]) -> float | None:
+    """As the run reports it at its end."""
+    curve = metrics.curves.get("tokens_per_second")
+    return None if curve is None else usual_speed(dict(zip(curve.steps, curve.values, strict=True)), starts)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from finetune.paths import RunDir, append_whole
 
@@ -18,16 +19,18 @@ class Start:
     """Seconds since 1970."""
     ended: float | None
     """None: it goes on, or it was killed and nobody could write it down."""
+    behind: int = 0
+    """The step that it went on behind; 0: it began with the first."""
 
 
-def note_start(run_dir: RunDir) -> None:
+def note_start(run_dir: RunDir, behind: int) -> None:
     """Rank 0 does it, as the first thing of its life."""
-    _append(run_dir, "started")
+    _append(run_dir, {"started": time.time(), "behind": behind})
 
 
 def note_end(run_dir: RunDir) -> None:
     """Whichever way it ends; of several ends that follow a start the last one counts."""
-    _append(run_dir, "ended")
+    _append(run_dir, {"ended": time.time()})
 
 
 def read_starts(run_dir: RunDir) -> list[Start]:
@@ -38,13 +41,22 @@ def read_starts(run_dir: RunDir) -> list[Start]:
             with suppress(ValueError, AttributeError, TypeError):
                 entry = json.loads(line)
                 if "started" in entry:
-                    starts.append(Start(float(entry["started"]), None))
+                    starts.append(Start(float(entry["started"]), None, int(entry.get("behind", 0))))
                 elif starts:
-                    starts[-1] = Start(starts[-1].started, float(entry["ended"]))
+                    starts[-1] = replace(starts[-1], ended=float(entry["ended"]))
     return starts
 
 
-def _append(run_dir: RunDir, what: str) -> None:
-    line = json.dumps({what: time.time()})
+def warm_up_steps(logged: Iterable[float], starts: list[Start]) -> set[float]:
+    """Of the steps that were logged, in their order, the first of each start."""
+    steps, begun = list(logged), [0]
+    for start in starts:  # one that went on behind an earlier step has thrown away what came later
+        begun = [behind for behind in begun if behind < start.behind] + [start.behind]
+    first = (next((step for step in steps if step > behind), None) for behind in begun)
+    return {step for step in first if step is not None}
+
+
+def _append(run_dir: RunDir, entry: dict[str, float]) -> None:
+    line = json.dumps(entry)
     with suppress(OSError):  # a full disk: the run goes on, and its time is then not known
         append_whole(run_dir.times, f"{line}\n".encode())

@@ -14,7 +14,9 @@ from finetune.config.schema import RunConfig, Tracker
 from finetune.config.strategy import TRAITS
 from finetune.distributed.world import gather_objects
 from finetune.planner.forecast import BETWEEN, compared, compared_line
+from finetune.report.metrics import most_memory, read_metrics
 from finetune.report.record import Report, planned_forecast, summary
+from finetune.report.times import read_starts
 from finetune.training.callbacks import Checkpoints, Counters, Record, StopSignals
 from finetune.training.early import EarlyStopping
 from finetune.training.proof import ProveBeforeStepOne
@@ -87,11 +89,15 @@ def record_training(report: Report, trainer: RunTrainer, stopped_by: int) -> Non
     longest = max(gather_objects(trainer.micro_batch_tokens))
     if trainer.args.process_index != 0:
         return
-    told, forecast = summary(trainer.state.log_history, trainer.state.global_step), trainer.forecast
+    steps, forecast, run_dir = trainer.state.global_step, trainer.forecast, report.run_dir
+    told = summary(trainer.state.log_history, steps, read_starts(run_dir))
+    speed = told["tokens_per_second"]
+    step_seconds = trainer.seen_tokens / steps / speed if speed else None
+    memory = most_memory(memory, read_metrics(run_dir.metrics).memory)
     report.update(
         **told,
         memory={"planned_bytes": forecast and forecast["memory"], "measured_bytes": memory},
-        forecast=compared(forecast, phases, longest, trainer.step_seconds, told["tokens_per_second"]),
+        forecast=compared(forecast, phases, longest, step_seconds, speed),
         highest_learning_rate=trainer.highest_rate,
         best=trainer.best,
         stopped_early=trainer.stopped_early,

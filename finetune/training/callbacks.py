@@ -81,9 +81,6 @@ class Counters(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.peaks.end(LOADING)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.step_began = time.perf_counter()
-
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **kwargs: Any
     ) -> None:

@@ -106,6 +106,14 @@ def checkpoint_to_resume(run_dir: RunDir) -> str | None:
     return chosen
 
 
+def step_to_resume(run_dir: RunDir) -> int:
+    """The step that it was made at; 0: the run begins."""
+    if not run_dir.resume.exists():
+        return 0
+    step: int = json.loads(run_dir.resume.read_text(encoding="utf-8"))["step"]
+    return step
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """What `seal` wrote; raises OSError or ValueError."""
     content: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))

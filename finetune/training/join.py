@@ -19,6 +19,7 @@ from finetune.errors import RUN_FAILED
 from finetune.logs import set_up_logging
 from finetune.model.fetch import fetch_model
 from finetune.paths import RunDir
+from finetune.report.page import page_at_end
 from finetune.report.record import report_diagnosis
 from finetune.training.diagnosis import Before, diagnose, look_before
 from finetune.training.hooks import run_hook
@@ -101,7 +102,7 @@ def run_to_its_end(before: Before, work: Callable[[], int], say: Callable[[str],
             if code == 0:
                 outliving.close()
             else:
-                for line in _diagnosis_lines(before, rank=0):
+                for line in _diagnosis_lines(before, 0, say):
                     say(line)
         finally:
             lost = sending.finish(code)
@@ -127,13 +128,17 @@ def outliving_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _diagnosis_lines(before: Before, rank: int) -> list[str]:
+def _diagnosis_lines(before: Before, rank: int, say: Callable[[str], None]) -> list[str]:
     """The known cause of a failure, which goes into the report; told by the rank that it is about.
 
-    Rank 0 tells it for a rank that could say nothing, and rank 1 for rank 0.
+    Rank 0 tells it for a rank that could say nothing, and rank 1 for rank 0; and it makes the page where no
+    cause is known.
     """
-    found = diagnose(before) if first_failure(before.run_dir) is not None else None
+    failed = first_failure(before.run_dir) is not None
+    found = diagnose(before) if failed else None
     if found is None:
+        if failed and rank == 0:
+            page_at_end(before.run_dir, say)
         return []
     speaker = found.rank or 0
     if not before.run_dir.failure(speaker).exists():
@@ -141,7 +146,7 @@ def _diagnosis_lines(before: Before, rank: int) -> list[str]:
     if rank != speaker:
         return []
     with suppress(OSError):  # a full disk
-        report_diagnosis(before.run_dir, found.record)
+        report_diagnosis(before.run_dir, found.record, say)
     return found.lines
 
 
@@ -149,7 +154,7 @@ def _tell(terminal: Terminal, before: Before, rank: int) -> None:
     run_dir = before.run_dir
     failure = run_dir.failure(rank)
     if failure.exists():
-        for line in _diagnosis_lines(before, rank):
+        for line in _diagnosis_lines(before, rank, lambda told: terminal.write(f"{told}\n")):
             terminal.write(f"{line}\n")
         terminal.write(f"rank {rank} failed; its output: {run_dir.log(rank)}\n")
         terminal.write(run_dir.log(rank).read_text(encoding="utf-8", errors="replace")[-4000:])

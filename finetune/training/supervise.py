@@ -150,7 +150,7 @@ def _report(run_dir: RunDir, status: str, told: str, diagnosis: dict[str, Any] |
     """Into report.json, where the disk takes it."""
     try:
         report_end(run_dir, status, told)
-        report_diagnosis(run_dir, diagnosis)
+        report_diagnosis(run_dir, diagnosis, say)
     except OSError as error:
         say(f"WARNING   {run_dir.report} could not be written: {error.strerror}")
 

@@ -63,8 +63,6 @@ class RunTrainer(SavingTrainer):
         self.peaks = Peaks(self.args.device.type)
         self.micro_batch_tokens = 0
         """The most tokens of one forward pass."""
-        self.step_seconds: list[float] = []
-        self.step_began = 0.0
         self.forecast: dict[str, Any] | None = None
         """What plan.json says; None: nothing was planned."""
         self.gauges = Gauges(self.args.device)
@@ -157,7 +155,6 @@ class RunTrainer(SavingTrainer):
     def count_step(self) -> None:
         """Add the rows of the optimizer step that just ended to the counters."""
         self.peaks.end(STEP)
-        self.step_seconds.append(time.perf_counter() - self.step_began)
         self._count(self.state.global_step - 1)
 
     def _count(self, step: int) -> None:
@@ -230,12 +227,14 @@ class RunTrainer(SavingTrainer):
     def _not_finite(self, what: str, value: float) -> RunFailed:
         step = self.state.global_step
         rows = self.rows_of_step(step)
+        ways = " or set trainer.max_grad_norm"
+        if self.args.fp16:
+            ways = ", set trainer.max_grad_norm,\n  or use bf16 or fp32 instead of fp16"
         shown = ", ".join(map(str, rows[:20])) + (f" and {len(rows) - 20} more" if len(rows) > 20 else "")
         return RunFailed(
             f"step {step + 1}: the {what} is {value} on rank {self.args.process_index}.\n"
             f"  Rows of this step on this rank (counted from 0): {shown}.\n"
-            "  Look at these rows; else lower trainer.learning_rate, set trainer.max_grad_norm, or use bf16\n"
-            "  or fp32 instead of fp16."
+            f"  Look at these rows; else lower trainer.learning_rate{ways}."
         )
 
     def _is_quantised(self) -> bool:

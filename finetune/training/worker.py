@@ -30,7 +30,7 @@ from finetune.report.times import note_end, note_start
 from finetune.training.arguments import sft_arguments
 from finetune.training.build import build_trainer, record_training
 from finetune.training.callbacks import StopSignals
-from finetune.training.checkpoint import checkpoint_to_resume
+from finetune.training.checkpoint import checkpoint_to_resume, step_to_resume
 from finetune.training.process import run_process, strategy_environment
 from finetune.training.proof import prove_saved_model
 from finetune.training.rows import load_rows
@@ -45,7 +45,7 @@ def run(run_dir: RunDir) -> int:
     config, facts = load_config(run_dir.config), load_facts(run_dir.facts)
     report, main = Report(run_dir), current_world().is_main
     if main:
-        note_start(run_dir)
+        note_start(run_dir, behind=step_to_resume(run_dir))
     with StopSignals() as stop:
         saved = train(config, facts, run_dir, report, stop)
         free_memory()
@@ -54,7 +54,7 @@ def run(run_dir: RunDir) -> int:
                 prove_saved_model(report, saved, config, facts, run_dir)
         if main:
             note_end(run_dir)
-            page_at_end(run_dir)
+            page_at_end(run_dir, log.info)
     return 128 + stop.agreed if saved is None else 0
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import pytest
@@ -135,8 +136,10 @@ def test_an_allowed_change_goes_on_from_a_path(straight: Outcome, tmp_path: Path
     folder = crashed(straight, tmp_path)
     shutil.rmtree(folder / "checkpoints" / "checkpoint-8")
     shutil.rmtree(folder / "checkpoints" / "checkpoint-7")
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 9, "los')  # cut off by the crash
+    earlier = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    earlier[1]["memory_resident_bytes"] = [10**12]
+    lines = [json.dumps(step) for step in earlier]
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 9, "los']))  # cut off by the crash
     allowed = "checkpoint.allow_changes=[trainer.max_grad_norm]"
     words = [*WORDS, f"checkpoint.resume={folder}", "trainer.max_grad_norm=0.001", allowed]
     again = finetune(*words, at=tmp_path, name="run")
@@ -145,6 +148,14 @@ def test_an_allowed_change_goes_on_from_a_path(straight: Outcome, tmp_path: Path
     assert again.losses[:7] == straight.losses[:7]
     assert again.losses[7] != straight.losses[7]
     assert json.loads((folder / "resume.json").read_text())["step"] == 6
+    starts = [json.loads(line) for line in (folder / "times.jsonl").read_text().splitlines()]
+    assert [start["behind"] for start in starts if "started" in start] == [0, 6]
+    report = again.report
+    assert report["memory"]["measured_bytes"] == [{"resident": 10**12}]
+    warm = [step["tokens_per_second"] for step in again.steps if step["step"] not in (1, 7)]
+    assert report["tokens_per_second"] == median_high(warm)
+    seconds = again.steps[-1]["tokens"] / 8 / report["tokens_per_second"]
+    assert report["forecast"]["step_seconds"]["measured"] == pytest.approx(seconds)
 
 
 def test_a_completed_run_is_made_longer_only_if_that_is_allowed(straight: Outcome, tmp_path: Path) -> None:

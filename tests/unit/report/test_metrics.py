@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from finetune.report.charts import charts_of
-from finetune.report.metrics import Curve, Metrics, read_metrics
+from finetune.report.metrics import Curve, Metrics, most_memory, read_metrics, usual_speed
+from finetune.report.record import summary
+from finetune.report.times import Start
 
 
 def written(at: Path, *entries: dict[str, object]) -> Metrics:
@@ -97,3 +99,34 @@ def test_a_value_that_is_no_finite_number_is_left_out_and_named(tmp_path: Path, 
 def test_no_file_and_an_empty_one_are_told_apart(tmp_path: Path) -> None:
     assert "is not there" in read_metrics(tmp_path / "metrics.jsonl").notes[0]
     assert "holds no step" in written(tmp_path).notes[0]
+
+
+def test_the_most_memory_of_each_rank_is_kept_over_starts_with_other_numbers_of_ranks(tmp_path: Path) -> None:
+    found = written(
+        tmp_path,
+        step(1, memory_reserved_bytes=[5, 9, 3], memory_allocated_bytes=[4, 8, 2], supervised_tokens=7),
+        step(2, memory_reserved_bytes=[6, 2], supervised_tokens=9, memory_watts=[1], memory_x_bytes=3),
+    )
+    assert found.memory == {"reserved": [6, 9, 3], "allocated": [4, 8, 2]}
+    assert found.rank_counts == {2, 3}
+    assert (found.supervised_tokens, found.step_tokens) == (9, 100)
+    assert most_memory([{"reserved": 7}, {"reserved": 1}], found.memory) == [
+        {"reserved": 7, "allocated": 4},
+        {"reserved": 9, "allocated": 8},
+        {"reserved": 3, "allocated": 2},
+    ]
+    assert most_memory([{"resident": 7}], {}) == [{"resident": 7}]
+
+
+def test_the_speed_leaves_out_the_first_step_of_each_start() -> None:
+    speeds = {1: 1.0, 2: 60.0, 3: 1.0, 4: 50.0, 5: 40.0, 6: 30.0}
+    starts = [Start(0, 1, behind) for behind in (0, 5, 2)]  # what came behind the 5th was thrown away
+    assert usual_speed(speeds, starts) == 50.0
+    assert usual_speed({3: 5.0}, [Start(0, 1, 2)]) == 5.0
+    assert usual_speed({}, []) is None
+    history = [
+        {"step": at, "loss": 1.0, "supervised_tokens": at, "tokens_per_second": speed}
+        for at, speed in speeds.items()
+    ]
+    assert summary(history, 6, starts)["tokens_per_second"] == 50.0
+    assert summary(history, 6, [])["tokens_per_second"] == 40.0
