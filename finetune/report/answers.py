@@ -23,6 +23,11 @@ class Answer:
     after: str
     after_step: int
 
+    @property
+    def again(self) -> bool:
+        """Whether it was asked at more than one step."""
+        return self.after_step > self.before_step
+
 
 @dataclass(frozen=True, slots=True)
 class Answers:

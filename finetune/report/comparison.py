@@ -84,7 +84,11 @@ def comparison_page(readings: list[Reading], record: dict[str, Any]) -> str:
         runs=runs,
         results=result_rows([run["results"] for run in record["runs"]]),
         thinned=thinned_lines(metrics),
-        keys=record["differing_keys"],
+        keys={
+            key: [value for value, one in zip(values, readings, strict=True) if one.config]
+            for key, values in record["differing_keys"].items()
+        },
+        unread=[run["name"] for run, one in zip(runs, readings, strict=True) if not one.config],
     )
 
 

@@ -61,10 +61,8 @@ def _seconds(reading: Reading, trained: float | None, now: float) -> tuple[float
     total = sum(known)
     if starts and not open_ends:
         times = f"{len(starts)} starts" if len(starts) > 1 else "the start"
-        return (
-            total,
-            f"from {times} to the end{' so far' if reading.running else ''}, loading the model included",
-        )
+        so_far = " so far" if reading.status == "running" else ""
+        return total, f"from {times} to the end{so_far}, loading the model included"
     if trained is None and not known:
         return None, "its time is not known: neither its start and end nor the speed of a step was written"
     lacking = f"{open_ends} of {len(starts)} starts left no end" if starts else "its start was not written"

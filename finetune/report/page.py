@@ -63,9 +63,9 @@ def run_page(reading: Reading) -> str:
         failure=_failure(reading),
         missing=reading.missing,
         thinned=thinned_lines({name: reading.metrics}),
-        memory=_memory(reading),
+        memory=_memory(reading, results_of(reading, cost)),
         checks=_checks(report.get("verified")),
-        model_path=report.get("model_path") or "It did not pass, and is not offered as a model.",
+        model_path=_model_place(reading),
         answers=reading.answers,
         splits=_splits(reading),
         settings=settings_of(reading),
@@ -94,22 +94,23 @@ def figures_of(reading: Reading, cost: Cost) -> list[tuple[str, str, str]]:
     plural = "" if cost.devices == 1 else "s" if cost.device == "GPU" else "es"
     devices = f"{cost.devices} {cost.device}{plural}" if cost.devices is not None else ""
     planned = found["planned_memory_bytes"]
-    return [
+    tiles = [
         ("steps", shown_count(found["steps"]), ""),
         ("loss", shown_loss(found["final_loss"]), f"at first {shown_loss(found['first_loss'])}"),
-        ("loss on held-out rows", shown_loss(found["eval_loss"]), ""),
+        ("loss on held-out rows", *_held_out(reading, found["eval_loss"])),
         ("tokens per second", shown_count(found["tokens_per_second"]), ""),
         ("learnt tokens", shown_count(found["supervised_tokens"]), ""),
         (
             "memory of a process",
             shown_size(found["peak_memory_bytes"]),
-            "" if planned is None else f"planned up to {shown_size(planned)}",
+            "" if planned is None else f"planned up to {shown_size(planned)}{_of_last_start(reading)}",
         ),
         ("time", shown_seconds(cost.seconds), cost.how),
         ("training steps alone", shown_seconds(cost.training_seconds), "evaluations aside"),
         (f"{'GPU' if cost.device == 'GPU' else 'process'} hours", shown_hours(cost.device_hours), devices),
         ("cost", shown_money(cost.money, cost.currency), cost.no_money),
     ]
+    return [tile for tile in tiles if tile[1]]
 
 
 def thinned_lines(runs: dict[str, Metrics]) -> list[str]:
@@ -122,6 +123,29 @@ def thinned_lines(runs: dict[str, Metrics]) -> list[str]:
     ]
 
 
+def _held_out(reading: Reading, loss: float | None) -> tuple[str, str]:
+    """Their loss, or why there is none; empty where none were held out."""
+    if loss is not None:
+        return shown_loss(loss), ""
+    if reading.data and not reading.data.get("eval"):
+        return "", ""
+    if not reading.data or not reading.metrics.curves:
+        return NOT_KNOWN, ""
+    return "not evaluated" + (" yet" if reading.status == "running" else ""), ""
+
+
+def _of_last_start(reading: Reading) -> str:
+    return " for the last start" if len(reading.metrics.rank_counts) > 1 else ""
+
+
+def _model_place(reading: Reading) -> str:
+    """In the folder that is read: it may have been moved since the run named it."""
+    if not reading.report.get("model_path"):
+        return "It did not pass, and is not offered as a model."
+    model = reading.run_dir.model
+    return str(model) if model.is_dir() else f"{model} is not there."
+
+
 def _failure(reading: Reading) -> dict[str, Any] | None:
     """The diagnosis, and what the processes said themselves; None where nothing failed."""
     error, diagnosis = reading.report.get("error"), at(reading.report, "diagnosis")
@@ -131,18 +155,22 @@ def _failure(reading: Reading) -> dict[str, Any] | None:
     words = list(reading.failures.items())
     if error and str(error) not in reading.failures.values():
         words.insert(0, ("the run", str(error)))
+    told = str(at(diagnosis, "told") or "")
+    reason = "" if told else reading.own_words
     return {
-        "told": str(at(diagnosis, "told") or "").splitlines(),
+        "told": told.splitlines(),
         "advice": advice if isinstance(advice, list) else [],
-        "words": words,
+        "reason": reason,
+        "words": [(who, said) for who, said in words if said != reason],
     }
 
 
-def _memory(reading: Reading) -> dict[str, Any]:
+def _memory(reading: Reading, found: dict[str, Any]) -> dict[str, Any]:
     measured, planned = measured_memory(reading), planned_memory(reading)
-    upper = planned.get("upper")
+    of_last_start = _of_last_start(reading)
+    upper = None if of_last_start else planned.get("upper")
     most = max([*measured.values(), *planned.values(), 1.0])
-    lines = [f"{100 * size / most:.2f}" for size in planned.values()]
+    lines = [] if of_last_start else [f"{100 * size / most:.2f}" for size in planned.values()]
     rows = [
         {
             "rank": rank,
@@ -156,13 +184,17 @@ def _memory(reading: Reading) -> dict[str, Any]:
     return {
         "kind": memory_kind(reading),
         "planned": {name: shown_size(size) for name, size in planned.items()},
+        "unplanned": _unplanned(at(reading.report, "memory")),
+        "of_last_start": of_last_start,
         "rows": rows,
-        "phases": _phases(at(reading.report, "forecast")),
+        "phases": _phases(reading, found),
+        "starts": len(reading.starts),
     }
 
 
-def _phases(forecast: Any) -> list[tuple[str, str, str]]:
+def _phases(reading: Reading, found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Planned and measured: each phase's memory, the longest forward pass, the step, the speed."""
+    forecast = at(reading.report, "forecast")
     phases = at(forecast, "memory", "phases")
     rows = [
         (str(name), *_sides(phase, shown_size))
@@ -174,9 +206,15 @@ def _phases(forecast: Any) -> list[tuple[str, str, str]]:
         "tokens_per_second": ("tokens per second", shown_count),
     }
     for name, (title, shown) in others.items():
-        if at(forecast, name) is not None:
-            rows.append((title, *_sides(forecast[name], shown)))
+        if isinstance(at(forecast, name), dict):
+            measured = found.get(name, at(forecast, name, "measured"))
+            rows.append((title, *_sides({**forecast[name], "measured": measured}, shown)))
     return rows
+
+
+def _unplanned(memory: Any) -> bool:
+    """Whether the run says that nothing was planned."""
+    return isinstance(memory, dict) and "planned_bytes" in memory and memory["planned_bytes"] is None
 
 
 def _sides(pair: Any, shown: Callable[[float | None], str]) -> tuple[str, str]:

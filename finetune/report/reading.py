@@ -18,14 +18,16 @@ from finetune.report.times import Start, read_starts
 from finetune.secrets import masked
 
 RECORDS = {
-    "report.json": "the run wrote no result: it goes on, or was ended before it could",
-    "config.yaml": "what was asked for is not known",
-    "plan.json": "nothing was planned, so nothing can be set beside what was measured",
-    "data.json": "the data was not prepared, or its statistics are lost",
-    "environment.json": "versions and machine are not known",
-    "facts.json": "processes and precision are known from report.json alone",
+    "report.json": ": how the run ended is not known",
+    "config.yaml": ": what was asked for is not known",
+    "plan.json": "",
+    "data.json": ": the statistics of the data are not known",
+    "environment.json": ": versions and machine are not known",
+    "facts.json": "",
 }
-"""Files of a run, and what it means that one is not there."""
+"""Files of a run, and what cannot be known without one; another file may tell what it told."""
+NO_WORDS = "it left no words"
+TRACEBACK = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,13 @@ class Reading:
         return said if isinstance(said, str) else "running" if self.running else "not known"
 
     @property
+    def own_words(self) -> str:
+        """Why the run says that it ended, where it knew: no library's traceback; empty: it did not."""
+        error = self.report.get("error")
+        words = [error] if isinstance(error, str) else list(self.failures.values())
+        return next((told for told in words if told != NO_WORDS and TRACEBACK not in told), "")
+
+    @property
     def strategy(self) -> Any:
         return at(self.report, "strategy", "actual") or self.facts.get("strategy")
 
@@ -66,14 +75,17 @@ class Reading:
 def read_run(run_dir: RunDir) -> Reading:
     """Read all of it, whatever state it is in."""
     missing: list[str] = []
+    running = _at_work(run_dir.lock)
     records = {name: _record(run_dir.path / name, missing) for name in RECORDS}
+    if running:
+        missing = [note for note in missing if not note.startswith("report.json is not there")]
     metrics = read_metrics(run_dir.metrics)
     answers = read_answers(run_dir.samples)
     missing += [*metrics.notes, *answers.notes]
     failures = {}
     for file in sorted(run_dir.logs.glob("rank-*.failed.json")):
         told = _record(file, missing).get("told")
-        failures[file.name.split(".")[0]] = str(told) if told else "it left no words"
+        failures[file.name.split(".")[0]] = str(told) if told else NO_WORDS
     return Reading(
         run_dir=run_dir,
         report=records["report.json"],
@@ -86,7 +98,7 @@ def read_run(run_dir: RunDir) -> Reading:
         answers=answers,
         starts=read_starts(run_dir),
         failures=failures,
-        running=_at_work(run_dir.lock),
+        running=running,
         missing=missing,
     )
 
@@ -101,9 +113,10 @@ def at(node: Any, *names: str) -> Any:
 def _record(path: Path, missing: list[str]) -> dict[str, Any]:
     parse: Callable[[str], Any] = yaml.safe_load if path.suffix == ".yaml" else json.loads
     try:
-        content = parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = parse(text)
     except FileNotFoundError:
-        missing.append(f"{path.name} is not there: {RECORDS.get(path.name, 'it went away just now')}.")
+        missing.append(f"{path.name} is not there{RECORDS.get(path.name, ': it went away just now')}.")
         return {}
     except OSError as error:
         missing.append(f"{path.name} cannot be read: {error.strerror}.")
@@ -112,8 +125,13 @@ def _record(path: Path, missing: list[str]) -> dict[str, Any]:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         missing.append(f"{path.name} cannot be read, it may be half written: {masked(first)}.")
         return {}
+    if content is not None and path.suffix == ".yaml" and not text.endswith("\n"):
+        # half of it may be YAML too, and would be taken for a config of fewer keys
+        missing.append(f"{path.name} cannot be read, it may be half written: its last line has no end.")
+        return {}
     if not isinstance(content, dict):
-        missing.append(f"{path.name} holds no names with values.")
+        what = "it holds nothing" if content is None else "it holds no lines of the form `name: value`"
+        missing.append(f"{path.name} cannot be read, it may be half written: {what}.")
         return {}
     return _masked(content)
 

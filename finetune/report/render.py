@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -43,7 +44,13 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["shown"] = shown_value
+    environment.filters["breakable"] = _breakable
     return environment
+
+
+def _breakable(text: str) -> Markup:
+    """A key breaks behind its dots and underscores where the line is too short for it, and nowhere else."""
+    return Markup("<wbr>").join(re.split(r"(?<=[._])(?=[a-z])", text))
 
 
 def _own(name: str) -> Markup:

@@ -14,6 +14,7 @@ from finetune.secrets import masked
 NAMES_OF_RUNS = frozenset({"run_name", "output_dir"})
 """They differ between any two runs, and change nothing of what is trained."""
 NOT_SET = "(no such key)"
+NOT_READ = "(config.yaml cannot be read)"
 OF_THE_MODEL = "model.shape."
 """Sizes: they follow from the model that is named."""
 
@@ -73,11 +74,17 @@ def settings_of(reading: Reading) -> Settings:
 
 
 def differing_keys(readings: list[Reading]) -> dict[str, list[Any]]:
-    """Keys that are not the same in all runs, with each run's value."""
+    """Keys that are not the same in all runs, with each run's value; a run whose config cannot be read makes
+    no difference, and has `NOT_READ` for each.
+    """
     configs = [leaves(reading.config) for reading in readings]
     keys = dict.fromkeys(key for config in configs for key in config if key not in NAMES_OF_RUNS)
-    rows = {key: [config.get(key, NOT_SET) for config in configs] for key in keys}
-    return {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
+    rows = {key: [config.get(key, NOT_SET) if config else NOT_READ for config in configs] for key in keys}
+    return {key: row for key, row in rows.items() if _differ([v for v in row if v != NOT_READ])}
+
+
+def _differ(values: list[Any]) -> bool:
+    return any(value != values[0] for value in values)
 
 
 def leaves(node: Any, prefix: str = "") -> dict[str, Any]:

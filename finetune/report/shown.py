@@ -40,7 +40,10 @@ def shown_seconds(value: float | None) -> str:
 
 
 def shown_hours(value: float | None) -> str:
-    return NOT_KNOWN if value is None else f"{value:,.4g}"
+    """Three figures, and whole ones where it is long."""
+    if value is None:
+        return NOT_KNOWN
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def shown_money(value: float | None, currency: str) -> str:

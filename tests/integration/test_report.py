@@ -204,6 +204,7 @@ def test_a_run_that_fails_ends_with_a_page_that_says_why(tmp_path: Path) -> None
     assert failed.code == 1, failed.err
     told = text_of(failed.path / "report.html")
     assert told.startswith("run failed")
+    assert f"report    {failed.path / 'report.html'}\n" in failed.out
     assert "Why it ended No known cause was recognised." in told
     assert "ValueError: a fault <of> this program alone" in told
     assert "metrics.jsonl is not there" in told

@@ -24,6 +24,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_step_and_the_rows(tmp_p
     assert re.search(r"step [23]: the (loss|gradient norm) is (nan|inf) on rank 0", outcome.err)
     assert "Rows of this step on this rank" in outcome.err
     assert "Traceback" not in outcome.err
+    assert "set trainer.max_grad_norm." in outcome.err
+    assert "fp16" not in outcome.err  # the run is none
+    assert f"report    {outcome.path / 'report.html'}\n" in outcome.out
+    assert "No known cause" not in (outcome.path / "report.html").read_text(encoding="utf-8")
     assert outcome.report["status"] == "failed"
     assert not (outcome.path / "model").exists()
 

@@ -10,7 +10,7 @@ import yaml
 from finetune.paths import RunDir
 from finetune.report.comparison import compare, comparison_page
 from finetune.report.reading import Reading, read_run
-from finetune.report.settings import NOT_SET, differing_keys, leaves, settings_of
+from finetune.report.settings import NOT_READ, NOT_SET, differing_keys, leaves, settings_of
 
 
 def reading(at: Path, config: object, report: object) -> Reading:
@@ -81,3 +81,17 @@ def test_a_key_is_shown_when_it_differs_from_its_default(tmp_path: Path) -> None
         "data.train.0.path": ("x", NOT_SET),
     }
     assert len(found.all) == 5
+
+
+def test_a_run_whose_config_cannot_be_read_makes_no_key_differ(tmp_path: Path) -> None:
+    runs = [reading(tmp_path / name, {"seed": seed, "x": 1}, {}) for name, seed in (("a", 1), ("b", 2))]
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "config.yaml").write_text("seed: 1\nx: ")
+    runs.insert(1, read_run(RunDir(tmp_path / "cut")))
+    record = compare(runs)
+    assert record["differing_keys"] == {"seed": [1, NOT_READ, 2]}
+    page = " ".join(comparison_page(runs, record).split())
+    assert "Not compared, since config.yaml cannot be read: cut." in page
+    assert '<td class="key">seed</td><td class="value">1</td><td class="value">2</td>' in page
+    alone = comparison_page(runs[:2], compare(runs[:2]))
+    assert "There are no two runs whose keys can be compared." in alone

@@ -19,7 +19,7 @@ STEPS = [{"step": step, "loss": 1.0, "tokens": 1000 * step, "tokens_per_second":
 
 def cost(at: Path, times: list[dict[str, float]], hardware: Any = HARDWARE, facts: Any = FACTS) -> Cost:
     (at / "facts.json").write_text(json.dumps(facts))
-    (at / "config.yaml").write_text(json.dumps({"hardware": hardware, "launch": {"num_machines": 2}}))
+    (at / "config.yaml").write_text(f"{json.dumps({'hardware': hardware, 'launch': {'num_machines': 2}})}\n")
     (at / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in STEPS))
     (at / "times.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in times))
     return cost_of(read_run(RunDir(at)))
