@@ -86,7 +86,20 @@ def open_weights(
         trust_remote_code=model.trust_remote_code,
         **options,
     )
+    if quantised is not None:
+        keep_layout(loaded)
     return loaded
+
+
+def keep_layout(model: torch.nn.Module) -> None:
+    """Keep 4-bit weights as they are: on CPUs with avx512_bf16 bitsandbytes packs them anew, for good, in the
+    first forward pass without gradients (https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1804).
+    Training that goes on behind it gets no gradient through them, what is computed in float32 comes out as in
+    bfloat16, and layers whose outputs are no multiple of 32 fail.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def model_config(model: ModelConfig) -> PretrainedConfig:

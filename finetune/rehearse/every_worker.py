@@ -23,7 +23,14 @@ from finetune.model.standalone import write_standalone
 from finetune.model.target import find_target
 from finetune.paths import RunDir
 from finetune.rehearse.opened import opened
-from finetune.rehearse.play import MERGED_TO, StageFailed, logged_steps, refuse_apart, refuse_difference
+from finetune.rehearse.play import (
+    MERGED_TO,
+    StageFailed,
+    last_words,
+    logged_steps,
+    refuse_apart,
+    refuse_difference,
+)
 from finetune.report.card import card_of
 from finetune.report.record import read_report
 from finetune.training.checkpoint import damage, numbered, step_of
@@ -69,9 +76,11 @@ def _train(words: list[str]) -> RunDir:
     assert outer is not None
     with ExitStack() as lock:
         run_dir, _ = open_together(words, outer, lambda line: None, lock)
-        code = guarded(run_dir, world.rank, run)
+        told: list[str] = []
+        code = guarded(run_dir, world.rank, run, told.append)
     if code != 0:
-        raise StageFailed(f"rank {world.rank}: the run ended with exit code {code}")
+        said = last_words("".join(told))
+        raise StageFailed(f"rank {world.rank}: the run ended with exit code {code}\n{said}")
     return run_dir
 
 
