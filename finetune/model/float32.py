@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_map_only
 
 from finetune.errors import RunFailed
 
+NARROW = (torch.bfloat16, torch.float16)
+
 
 @contextmanager
 def in_float32(model: torch.nn.Module, *, merged: bool = False) -> Iterator[None]:
@@ -49,7 +51,7 @@ _SAME_STORAGE = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 class _InFloat32(TorchDispatchMode):
-    """Each narrow tensor is widened for the one operation that reads it."""
+    """Each narrow tensor is widened for the one operation that reads it, and nothing becomes narrow."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -59,11 +61,13 @@ class _InFloat32(TorchDispatchMode):
             return func(*args, **kwargs).float()
         if not func._schema.is_mutable:
             args, kwargs = tree_map_only(torch.Tensor, _widen, (args, kwargs))
+        if kwargs.get("dtype") in NARROW:  # a layer casts to its weights' dtype (GPT-OSS's experts)
+            kwargs = kwargs | {"dtype": torch.float32}
         return func(*args, **kwargs)
 
 
 def _widen(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    return tensor.float() if tensor.dtype in NARROW else tensor
 
 
 def _widened_while_used(tuner: Any, merged: bool) -> list[Any]:

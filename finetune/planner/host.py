@@ -11,7 +11,7 @@ from finetune.planner.placement import Placement
 PROCESS_BYTES = {"cpu": 0.6e9, "cuda": 3e9}
 """A process with torch, transformers and, with a card, CUDA's libraries loaded, without any model."""
 PROCESS_SPREAD = 0.1e9
-"""On the CPU runs differ by what they use of the libraries: 0.56 to 0.70 GB were measured with a tiny model."""
+"""On the CPU runs differ by what they use of the libraries: 0.56 to 0.70 GB with a tiny model."""
 SHARD_BYTES = 5e9
 """The largest file of a checkpoint on the hub; one is read at a time."""
 

@@ -38,3 +38,19 @@ def test_a_narrow_model_is_computed_in_float32_and_stays_as_it_was(kind: str) ->
     assert (apart - wide).abs().max() < 1e-5 * wide.abs().max()
     assert (merged - wide).abs().max() < 1e-5 * wide.abs().max()
     assert (narrow - wide).abs().max() > 1e-3 * wide.abs().max(), "nothing to tell apart"
+
+
+@torch.no_grad()
+def test_a_layer_that_casts_to_the_dtype_of_its_weights_is_computed_in_float32_too() -> None:
+    class Casting(torch.nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs.to(self.weight.dtype)).to(self.weight.dtype)
+
+    torch.manual_seed(0)
+    model, inputs = Casting(32, 32).bfloat16(), torch.randn(4, 32)
+    with in_float32(model):
+        wide = model(inputs)
+    narrow = model(inputs)
+    assert wide.dtype is torch.float32
+    assert torch.equal(wide, model.float()(inputs))
+    assert not torch.equal(narrow.float(), wide)
