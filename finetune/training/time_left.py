@@ -1,4 +1,4 @@
-"""How long until the run is over? Steps and evaluations are counted apart: one follows only some of the steps."""
+"""How long until the run is over? Steps and evaluations are counted apart: not every step has one."""
 
 from __future__ import annotations
 
