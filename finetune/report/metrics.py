@@ -103,7 +103,7 @@ def read_metrics(path: Path) -> Metrics:
                 continue
             last_step = int(step)
             epoch = _or_nan(entry.get("epoch"))
-            learnt = _or(learnt, number(entry.get("supervised_tokens")))
+            learnt = number_or(entry.get("supervised_tokens"), learnt)
             rank_counts |= _take_up(memory, entry)
             speed, made = number(entry.get("tokens_per_second")), number(entry.get("tokens"))
             if speed and made is not None and made > tokens:
@@ -165,6 +165,12 @@ def most_memory(
     return most
 
 
+def number_or(value: Any, otherwise: float | None) -> float | None:
+    """A number if it is one."""
+    found = number(value)
+    return otherwise if found is None else found
+
+
 def number(value: Any) -> float | None:
     """A finite number as it stands; None for anything else."""
     if type(value) is not float and type(value) is not int:
@@ -212,10 +218,6 @@ def _take_up(memory: dict[str, list[float]], entry: dict[str, Any]) -> set[int]:
         known[: len(sizes)] = map(max, known, sizes)
         counts.add(len(sizes))
     return counts
-
-
-def _or(known: float | None, found: float | None) -> float | None:
-    return known if found is None else found
 
 
 def _or_nan(value: Any) -> float:

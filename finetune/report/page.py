@@ -50,6 +50,7 @@ def write_page(reading: Reading) -> Path:
 def run_page(reading: Reading) -> str:
     """The page as text."""
     cost, name = cost_of(reading), reading.run_dir.path.name
+    found = results_of(reading, cost)
     report = reading.report
     return render(
         "run.html",
@@ -59,11 +60,11 @@ def run_page(reading: Reading) -> str:
         status=reading.status,
         status_class=CLASSES.get(reading.status, ""),
         sentence=sentence_of(reading),
-        figures=figures_of(reading, cost),
+        figures=figures_of(reading, cost, found),
         failure=_failure(reading),
         missing=reading.missing,
         thinned=thinned_lines({name: reading.metrics}),
-        memory=_memory(reading, results_of(reading, cost)),
+        memory=_memory(reading, found),
         checks=_checks(report.get("verified")),
         model_path=_model_place(reading),
         answers=reading.answers,
@@ -88,9 +89,8 @@ def sentence_of(reading: Reading) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def figures_of(reading: Reading, cost: Cost) -> list[tuple[str, str, str]]:
-    """Name, value, and a few words below it."""
-    found = results_of(reading, cost)
+def figures_of(reading: Reading, cost: Cost, found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Name, value, and a few words below it; `found` is what `results_of` made."""
     plural = "" if cost.devices == 1 else "s" if cost.device == "GPU" else "es"
     devices = f"{cost.devices} {cost.device}{plural}" if cost.devices is not None else ""
     planned = found["planned_memory_bytes"]

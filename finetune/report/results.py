@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.report.cost import Cost, cost_of
-from finetune.report.metrics import Metrics, most_memory, number, usual_speed
+from finetune.report.metrics import Metrics, most_memory, number, number_or, usual_speed
 from finetune.report.reading import Reading, at
 from finetune.report.times import Start
 
@@ -29,7 +29,7 @@ def results_of(reading: Reading, cost: Cost) -> dict[str, Any]:
     report, metrics, config = reading.report, reading.metrics, reading.config
     measured = measured_memory(reading)
     steps = number(at(report, "steps"))
-    speed = _known(at(report, "tokens_per_second"), _logged_speed(metrics, reading.starts))
+    speed = number_or(at(report, "tokens_per_second"), _logged_speed(metrics, reading.starts))
     return {
         "status": reading.status,
         "model": _model(config),
@@ -39,10 +39,10 @@ def results_of(reading: Reading, cost: Cost) -> dict[str, Any]:
         "precision": at(report, "precision") or reading.facts.get("precision"),
         "global_batch_size": number(at(report, "batch", "global")),
         "steps": metrics.last_step if steps is None else steps,
-        "supervised_tokens": _known(at(report, "supervised_tokens"), metrics.supervised_tokens),
-        "first_loss": _known(at(report, "loss", "first"), metrics.first("loss")),
-        "final_loss": _known(at(report, "loss", "last"), metrics.last("loss")),
-        "eval_loss": _known(at(report, "eval_loss"), metrics.last("eval_loss")),
+        "supervised_tokens": number_or(at(report, "supervised_tokens"), metrics.supervised_tokens),
+        "first_loss": number_or(at(report, "loss", "first"), metrics.first("loss")),
+        "final_loss": number_or(at(report, "loss", "last"), metrics.last("loss")),
+        "eval_loss": number_or(at(report, "eval_loss"), metrics.last("eval_loss")),
         "tokens_per_second": speed,
         "step_seconds": metrics.step_tokens / speed
         if speed and metrics.step_tokens
@@ -94,11 +94,6 @@ def memory_kind(reading: Reading) -> str:
 def _model(config: dict[str, Any]) -> str | None:
     name = at(config, "model", "name_or_path")
     return Path(name).name if isinstance(name, str) and name.startswith("/") else name
-
-
-def _known(reported: Any, logged: float | None) -> float | None:
-    found = number(reported)
-    return logged if found is None else found
 
 
 def _logged_speed(metrics: Metrics, starts: list[Start]) -> float | None:

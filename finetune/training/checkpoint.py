@@ -100,18 +100,22 @@ def seal(folder: Path, rank: int, entries: dict[str, Entry]) -> None:
 
 def checkpoint_to_resume(run_dir: RunDir) -> str | None:
     """The checkpoint that the parent has chosen for this run."""
-    if not run_dir.resume.exists():
-        return None
-    chosen: str = json.loads(run_dir.resume.read_text(encoding="utf-8"))["checkpoint"]
+    chosen: str | None = _chosen(run_dir).get("checkpoint")
     return chosen
 
 
 def step_to_resume(run_dir: RunDir) -> int:
     """The step that it was made at; 0: the run begins."""
-    if not run_dir.resume.exists():
-        return 0
-    step: int = json.loads(run_dir.resume.read_text(encoding="utf-8"))["step"]
+    step: int = _chosen(run_dir).get("step", 0)
     return step
+
+
+def _chosen(run_dir: RunDir) -> dict[str, Any]:
+    """Empty: the run begins."""
+    if not run_dir.resume.exists():
+        return {}
+    content: dict[str, Any] = json.loads(run_dir.resume.read_text(encoding="utf-8"))
+    return content
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
