@@ -29,6 +29,8 @@ from finetune.paths import RunDir
 from finetune.secrets import masked_file
 
 WORKER = "finetune.training.worker"
+LAUNCHED_BY = "FINETUNE_LAUNCHED_BY"
+"""In the environment of every worker: the process that started and may end it."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 GRACE_SECONDS = 10.0
 """How long the other ranks may take to end after one has failed."""
@@ -220,12 +222,16 @@ class Workers:
                 process.send_signal(number)
 
     def _workers(self) -> list[psutil.Process]:
-        """Every worker of this run on this machine, its launcher alive or not."""
+        """Every worker that was started here, its launcher alive or not; another "machine" of this run may
+        share this one with us, and its launcher and workers have the same command lines.
+        """
         found = []
         for process in psutil.process_iter():
             with Gone():
                 words = process.cmdline() if process.pid != self.process.pid else []
-                if words[-2:] == [self.module, str(self.run_dir.path)]:
+                if words[-2:] != [self.module, str(self.run_dir.path)]:
+                    continue
+                if process.environ().get(LAUNCHED_BY) == str(os.getpid()):
                     found.append(process)
         return found
 
@@ -280,6 +286,7 @@ def worker_environment(facts: RunFacts, launch: LaunchConfig) -> dict[str, str]:
         # GNU OpenMP spins for whole time slices: with one other busy process steps took ten times as long
         environment.setdefault("GOMP_SPINCOUNT", "1000")
     environment["PYTHONUNBUFFERED"] = "1"
+    environment[LAUNCHED_BY] = str(os.getpid())
     return environment
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from finetune.distributed.launch import WORKER
 from tests.front_door import (
     Outcome,
     assert_all_gone,
@@ -335,7 +336,14 @@ def test_two_machines_share_one_run(tmp_path: Path) -> None:
         )
         for rank in (0, 1)
     ]
-    assert [machine.wait(timeout=200) for machine in machines] == [0, 0]
+    # a worker of this run that somebody else has started: the other machine's, here on the same one
+    foreign = [sys.executable, "-c", "import time; time.sleep(600)", WORKER, str(tmp_path / "runs" / "run")]
+    with subprocess.Popen(foreign) as other:
+        try:
+            assert [machine.wait(timeout=200) for machine in machines] == [0, 0]
+            assert other.poll() is None, "one machine's end has ended the other's processes"
+        finally:
+            other.kill()
     report = Outcome(0, "", "", tmp_path / "runs" / "run").report
     assert report["num_processes"] == {"requested": 2, "actual": 2}
     assert report["status"] == "completed"
