@@ -39,7 +39,7 @@ class Prompt:
 
 def as_prompts(asked: Any) -> list[Prompt]:
     """A text, a conversation, or a list of either."""
-    several = not isinstance(asked, str) and isinstance(asked, Iterable)
+    several = isinstance(asked, Iterable) and not isinstance(asked, (str, dict))
     prompts = list(asked) if several else [asked]
     if not prompts:
         raise refuse("the prompt", "the list of prompts is empty", subject=SUBJECT)
@@ -50,9 +50,10 @@ def as_prompts(asked: Any) -> list[Prompt]:
 
 def as_prompt(asked: str | Sequence[dict[str, Any]], place: str = "the prompt") -> Prompt:
     """A text is what a user says; a conversation ends with the turn that is answered."""
-    if not isinstance(asked, Iterable):
-        why = f"expected a text or a conversation, got {type(asked).__name__}"
-        raise refuse(place, why, subject=SUBJECT)
+    if isinstance(asked, dict) or not isinstance(asked, Iterable):
+        got = "one turn of it" if isinstance(asked, dict) else type(asked).__name__
+        why = f"expected a text or a conversation, got {got}"
+        raise refuse(place, why, "A conversation is a list of turns.", subject=SUBJECT)
     try:
         return _prompt({"prompt": asked} if isinstance(asked, str) else {"messages": list(asked)}, place)
     except BadRow as bad:

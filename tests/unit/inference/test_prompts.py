@@ -50,6 +50,9 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     for nothing in (None, ["Hi", None]):
         with pytest.raises(Refusal, match="expected a text or a conversation, got NoneType"):
             as_prompts(nothing)
+    for turn in ({"role": "user", "content": "Hi"}, ["Hi", {"role": "user", "content": "Hi"}]):
+        with pytest.raises(Refusal, match="got one turn of it"):
+            as_prompts(turn)
     with pytest.raises(Refusal, match="role is 'bot'"):
         as_prompt([{"role": "bot", "content": "a"}])
     empty = tmp_path / "empty.txt"
