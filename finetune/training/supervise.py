@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from finetune.training.sending import Sending
 from finetune.training.start import CheckedRun, describe_machine, open_run, to_resume
 
 Say = Callable[[str], None]
+STOPPED_EARLY = "stopped before the first step"
 
 
 def start_and_wait(
@@ -68,14 +70,17 @@ def _start_and_wait(
         except UserError as refused:
             _tell_diagnosis(before, refused, say)
             raise
-        except (Exception, SystemExit) as error:
-            status = "interrupted" if isinstance(error, SystemExit) else "failed"
-            _report(run_dir, status, str(error), _tell_diagnosis(before, error, say), say)
-            code = int(error.code or 0) if isinstance(error, SystemExit) else 1
+        except (KeyboardInterrupt, SystemExit) as stopped:
+            code = int(stopped.code or 0) if isinstance(stopped, SystemExit) else 128 + signal.SIGINT
+            _report(run_dir, "interrupted", STOPPED_EARLY, None, say)
             run_hook(run.config, run_dir, code, say)
             raise
+        except Exception as error:
+            _report(run_dir, "failed", str(error), _tell_diagnosis(before, error, say), say)
+            run_hook(run.config, run_dir, 1, say)
+            raise
         if ended.exit_code != 0 and not ended.told and not run_dir.report.exists():
-            _report(run_dir, "interrupted", "stopped before the first step", None, say)
+            _report(run_dir, "interrupted", STOPPED_EARLY, None, say)
         return run_dir, _ended_with_hook(before, ended, sending, say, at_once=workers.at_once)
 
 

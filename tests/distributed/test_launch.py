@@ -23,6 +23,7 @@ from tests.front_door import (
     processes_of,
     relative_difference,
     started,
+    wait_for,
     wait_for_step,
 )
 
@@ -141,19 +142,20 @@ def test_a_signal_saves_a_checkpoint_and_leaves_no_process(number: int, code: in
         assert not (run.path / "model").exists()
 
 
-def test_a_signal_ends_the_preparation_of_data_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("long", "name"), [("model.fetch", "fetch_model"), ("data.prepare", "prepare_data")])
+def test_a_signal_ends_what_comes_before_the_training_too(long: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
+        "import pathlib, sys\n"
         "if 'finetune' in sys.orig_argv:\n"
-        "    import time, finetune.data.prepare as prepare\n"
-        "    prepare.prepare_data = lambda *given, **more: time.sleep(300)\n",
+        f"    import time, finetune.{long} as module\n"
+        "    wait = lambda *given, **more: (pathlib.Path('begun').touch(), time.sleep(300))\n"
+        f"    module.{name} = wait\n",
         encoding="utf-8",
     )
     path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
-    with started(*LONG, "--json", at=tmp_path, PYTHONPATH=path) as (process, run):
-        deadline = time.monotonic() + 60
-        while len(processes_of(run.path)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.1)
+    hook = f"hooks.on_failure=echo $FINETUNE_EXIT_CODE > {tmp_path / 'told'}"
+    with started(*LONG, hook, "--json", at=tmp_path, PYTHONPATH=path) as (process, run):
+        wait_for("beginning", (tmp_path / "begun").exists, seconds=60)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=40)
         assert process.returncode == 130
@@ -162,7 +164,8 @@ def test_a_signal_ends_the_preparation_of_data_too(tmp_path: Path) -> None:
         assert json.loads(out)["error"].startswith(told)
         assert told in err
         assert_all_gone(run.path)
-        assert run.report["status"] == "interrupted"
+        assert (run.report["status"], run.report["error"]) == ("interrupted", "stopped before the first step")
+        assert (tmp_path / "told").read_text() == "130\n"
 
 
 def test_a_signal_while_the_workers_start_ends_the_run(tmp_path: Path) -> None:
