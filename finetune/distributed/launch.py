@@ -120,6 +120,13 @@ class Workers:
         self._wait_for_log()
         return self._ended(self.process.returncode)
 
+    def wait_or_leave(self) -> Ended:
+        """`wait`, for work that keeps nothing: a signal that came ends the caller too."""
+        ended = self.wait()
+        if self.received:
+            raise SystemExit(128 + self.received)
+        return ended
+
     def kill(self) -> None:
         """End the launcher and every worker at once, also those that have lost it."""
         self.killed = True

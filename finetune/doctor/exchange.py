@@ -63,8 +63,6 @@ def _tried(run: CheckedRun, timeout_seconds: float) -> list[Check]:
                 waited = f"after {time.monotonic() - begun:.0f} s"
                 why, fix = told_hang(standings, ranks, stopped, waited, launch)
                 return [Check("exchange", FAIL, with_words(why, words), fix)]
-            if workers.received:
-                raise SystemExit(ended.exit_code)
             if ended.exit_code != 0:
                 return [crash_check(ended, standings, words)]
             machine = None if isinstance(run.plan, str) else run.plan.machine
@@ -98,7 +96,7 @@ def _watched(workers: Workers, ranks: Sequence[int], timeout_seconds: float) -> 
         loading = any(rank not in at or at[rank].stage == LOADING for rank in ranks)
         if now - moved > timeout_seconds + (LOADING_SECONDS if loading else 0.0):
             return None
-    return workers.wait()
+    return workers.wait_or_leave()
 
 
 def _read_standings(folder: Path) -> dict[int, Standing]:

@@ -220,9 +220,7 @@ def _in_processes(subject: Subject, processes: int, folder: Path, say: Say) -> N
     write_launch_file(run_dir.accelerate, launch_file(facts, launch, DistributedConfig()))
     try:
         with Workers(run_dir, facts, launch, relay=say, module="finetune.inference.worker") as workers:
-            ended = workers.wait()
-        if workers.received:
-            raise SystemExit(128 + workers.received)
+            ended = workers.wait_or_leave()
     except SystemExit as stopped:
         if stopped.code == 128 + signal.SIGINT:
             raise KeyboardInterrupt from None  # as where one process does it all

@@ -103,9 +103,7 @@ def _measured(one: Wanted) -> Point:
         for number, handler in handlers.items():
             signal.signal(number, handler)  # nothing is saved: leaving at once loses nothing that stays
         prepare_rows(run, run_dir, _unsaid)
-        ended = workers.wait()
-    if workers.received:
-        raise SystemExit(128 + workers.received)
+        ended = workers.wait_or_leave()
     if ended.exit_code != 0:
         who = f"rank {ended.failed_rank}: " if ended.failed_rank is not None else ""
         raise RunFailed(f"{who}{ended.told}")
