@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from finetune import hub
 from finetune.config.case import COMMAND_LINE, Case
@@ -64,6 +65,10 @@ class Weights:
         bits = self.bits or 4
         kind, twice = self.quant_type, self.double_quant
         return AdapterConfig(method=Method.qlora, bits=bits, quant_type=kind, double_quant=twice)
+
+    def as_record(self) -> dict[str, Any]:
+        """For scripts: how it is quantised is null where it is not in 4 bits."""
+        return asdict(self) | ({} if self.bits == 4 else {"quant_type": None, "double_quant": None})
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def summary(
         "data": rows.record if rows is not None else None,
         "answered": {"max_new_tokens": max_new_tokens, "decoding": "greedy"} if max_new_tokens else None,
         "intervals": intervals.METHOD,
-        "weights": asdict(subject.weights),
+        "weights": subject.weights.as_record(),
     }
 
 
