@@ -10,8 +10,6 @@ from finetune.version import __version__
 if TYPE_CHECKING:
     from finetune.api import Run, compare, evaluate, generate, load_config, plan, prepare, train
 
-API = ("Run", "compare", "evaluate", "generate", "load_config", "plan", "prepare", "train")
-
 __all__ = [
     "FinetuneError",
     "Refusal",
@@ -30,7 +28,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # heavy imports wait until they are used: `import finetune` touches neither torch nor a device
-    if name in API:
+    if name in __all__:
         from finetune import api
 
         return getattr(api, name)

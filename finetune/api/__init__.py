@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import warnings
 
-from finetune.api.comparing import Comparison, compare
-from finetune.api.planning import PlanView, load_config, plan
-from finetune.api.preparing import DataView, prepare
+from finetune.api.comparing import compare
+from finetune.api.planning import load_config, plan
+from finetune.api.preparing import prepare
 from finetune.api.run import Run
 from finetune.api.training import train
-from finetune.inference.answers import Answers
 from finetune.inference.evaluation import evaluate
 from finetune.inference.generation import generate
 
 # tqdm, which libraries import in a notebook: it asks for widgets, and draws its bars without them
 warnings.filterwarnings("ignore", message="IProgress not found")
 
-__all__ = [
-    "Answers",
-    "Comparison",
-    "DataView",
-    "PlanView",
-    "Run",
-    "compare",
-    "evaluate",
-    "generate",
-    "load_config",
-    "plan",
-    "prepare",
-    "train",
-]
+__all__ = ["Run", "compare", "evaluate", "generate", "load_config", "plan", "prepare", "train"]

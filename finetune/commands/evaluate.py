@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from contextlib import redirect_stdout
 from functools import partial
@@ -15,6 +14,7 @@ from finetune.inference.flags import listed, number
 from finetune.logs import set_up_logging
 from finetune.progress import tell
 from finetune.report.evaluation_text import evaluation_lines
+from finetune.report.terminal import line_width
 from finetune.words import Words
 
 
@@ -41,6 +41,5 @@ def main(words: Words) -> int:
     if as_json:
         print(json.dumps(evaluation.record))
     else:
-        columns = max(shutil.get_terminal_size().columns, 80)
-        print("\n".join(evaluation_lines(evaluation.record, columns)))
+        print("\n".join(evaluation_lines(evaluation.record, line_width())))
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -17,6 +16,7 @@ from finetune.inference.generation import Speaker, open_speaker
 from finetune.inference.prompts import Prompt, as_prompt, read_prompts
 from finetune.logs import set_up_logging
 from finetune.report.evaluation_text import printable, side_by_side
+from finetune.report.terminal import line_width
 from finetune.words import Words
 
 
@@ -63,13 +63,13 @@ def _record(answers: list[Answer]) -> dict[str, object]:
 
 
 def _show(answers: list[Answer], *, several: bool) -> None:
-    columns = max(shutil.get_terminal_size().columns, 80)
     if several:
         print(f"> {printable(answers[0].prompt)}")
     if len(answers) == 1:
         print(printable(answers[0].text), flush=True)
     else:
-        print("\n".join(side_by_side({one.model: printable(one.text) for one in answers}, columns)))
+        texts = {one.model: printable(one.text) for one in answers}
+        print("\n".join(side_by_side(texts, line_width())))
     for one in answers:
         if not one.finished:
             print(f"({one.model}: cut off after {one.tokens} tokens)", file=sys.stderr)

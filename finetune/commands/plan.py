@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import sys
 
 from finetune.errors import CHECK_SAID_NO, UserError
 from finetune.planner.answer import answer
 from finetune.planner.record import as_record
 from finetune.report.plan_text import plan_lines, side_by_side
+from finetune.report.terminal import line_width, takes_colour
 from finetune.words import Words
 
 
@@ -23,9 +21,8 @@ def main(words: Words) -> int:
         records = [as_record(one.plan, one.config) for one in planned]
         print(json.dumps(records[0] if len(records) == 1 else {"machines": records}))
     else:
-        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        columns = max(shutil.get_terminal_size().columns, 80)
-        texts = [plan_lines(one.plan, one.config, columns, colour) for one in planned]
+        columns = line_width()
+        texts = [plan_lines(one.plan, one.config, columns, takes_colour()) for one in planned]
         if len(planned) > 1:
             texts.append(side_by_side([(one.plan, one.config) for one in planned], columns))
         print("\n\n".join([*planned[0].composed.notes, *texts]))

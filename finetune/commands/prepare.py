@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from contextlib import nullcontext, redirect_stdout
 
 from finetune.errors import UserError
 from finetune.report.data_text import length_lines, longest_lines, sample_lines
+from finetune.report.terminal import takes_colour
 from finetune.training.data_alone import prepare_alone
 from finetune.words import Words
 
@@ -25,8 +25,8 @@ def main(words: Words) -> int:
     for name, said in data.statistics.items():
         if said is not None and not as_json:
             lines += ["", *length_lines(name, said), *longest_lines(name, said), ""]
-            colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-            lines += sample_lines(name, said, colour=colour, columns=shutil.get_terminal_size().columns)
+            columns = shutil.get_terminal_size().columns
+            lines += sample_lines(name, said, colour=takes_colour(), columns=columns)
     print("\n".join([*lines, "", f"page      {data.page}"]), file=sys.stderr if as_json else sys.stdout)
     if as_json:
         print(json.dumps(data.record))

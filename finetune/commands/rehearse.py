@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from dataclasses import asdict
 
@@ -11,6 +10,7 @@ from finetune.distributed.outer import refuse_launcher
 from finetune.doctor.check import FAIL, PASS
 from finetune.errors import CHECK_SAID_NO, UserError
 from finetune.logs import set_up_logging
+from finetune.report.terminal import line_width
 from finetune.words import Words
 
 
@@ -24,7 +24,7 @@ def main(words: Words) -> int:
     from finetune.rehearse.rehearsal import UNTOLD, Stage, rehearse, stage_lines, verdict
 
     as_json = "--json" in words.flags
-    columns = max(shutil.get_terminal_size().columns, 80)
+    columns = line_width()
 
     def told(stage: Stage, label: str) -> None:
         print(stage_lines(stage, label, columns), file=sys.stderr if as_json else sys.stdout, flush=True)

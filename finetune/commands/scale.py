@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
 import sys
 from contextlib import suppress
 from datetime import datetime
@@ -17,6 +16,7 @@ from finetune.errors import RUN_FAILED, UserError, refuse
 from finetune.paths import write_whole
 from finetune.report.scale_plot import draw_scale
 from finetune.report.scale_text import scale_lines
+from finetune.report.terminal import line_width
 from finetune.words import Words
 
 
@@ -48,9 +48,8 @@ def main(words: Words) -> int:
     if as_json:
         print(json.dumps(record))
     else:
-        columns = max(shutil.get_terminal_size().columns, 80)
         plot = [f"plot: {record['plot']}"] if record["points"] else []
-        print("\n".join(["", *scale_lines(record, columns), *plot]))
+        print("\n".join(["", *scale_lines(record, line_width()), *plot]))
     if record["failed"]:
         print(f"failed: {record['failed']}", file=sys.stderr)
     return RUN_FAILED if record["failed"] else 0

@@ -408,9 +408,20 @@ def test_an_interruption_leaves_no_nvidia_smi_that_hangs(tmp_path: Path) -> None
     program.chmod(0o755)
     env = environment(PATH=f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     pipe = subprocess.PIPE
-    with subprocess.Popen(BARE, cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True) as process:
+    impatient = IMPATIENT.replace("smi.SECONDS = 2", "finetune.commands.doctor.SILENT_SECONDS = 0.5")
+    command = (
+        sys.executable,
+        "-S",
+        "-c",
+        f"import finetune.commands.doctor; {impatient}",
+        "doctor",
+        "--quick",
+    )
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True) as process:
         wait_for("nvidia-smi", (tmp_path / "pid").exists)
         group = int((tmp_path / "pid").read_text())
+        assert process.stderr is not None
+        assert "nvidia-smi may take a minute" in process.stderr.readline()
         process.terminate()
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (143, "")
@@ -529,7 +540,16 @@ def test_colour_is_for_a_terminal_that_wants_it(tmp_path: Path) -> None:
 def on_terminal(at: Path, **env: str) -> str:
     """What the checklist prints to a terminal."""
     ours, theirs = pty.openpty()
-    with subprocess.Popen(BARE, cwd=at, env=environment(**env), stdout=theirs, stdin=theirs) as process:
+    impatient = IMPATIENT.replace("smi.SECONDS = 2", "finetune.commands.doctor.SILENT_SECONDS = 0.5")
+    command = (
+        sys.executable,
+        "-S",
+        "-c",
+        f"import finetune.commands.doctor; {impatient}",
+        "doctor",
+        "--quick",
+    )
+    with subprocess.Popen(command, cwd=at, env=environment(**env), stdout=theirs, stdin=theirs) as process:
         os.close(theirs)
         printed = b""
         with suppress(OSError):  # its end is an error on Linux
