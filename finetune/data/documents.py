@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,9 @@ from finetune.data.encode import NOT_LEARNT
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+LEAST_NEW_TOKENS = 32
+"""Of an answer."""
 
 
 class Documents:
@@ -42,6 +46,11 @@ class Documents:
         part = slice(start, start + int(self.lengths[number]))
         return row["input_ids"][part], row["labels"][part]
 
+    def stretches(self, number: int) -> list[range]:
+        """The rows in so many stretches of like length; of fewer rows one for each."""
+        count, number = len(self), min(number, len(self))
+        return [range(place * count // number, (place + 1) * count // number) for place in range(number)]
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -57,6 +66,11 @@ def question_of(ids: list[int], labels: list[int]) -> Question | None:
     end = next((at for at in range(len(ids), 0, -1) if labels[at - 1] != NOT_LEARNT), 0)
     start = next((at for at in range(end, 0, -1) if labels[at - 1] == NOT_LEARNT), 0)
     return Question(ids[:start], ids[start:end]) if 0 < start < end else None
+
+
+def room_for(questions: Iterable[Question]) -> int:
+    """Tokens that an answer may have: twice the longest reference, and never fewer than for a sentence."""
+    return max(LEAST_NEW_TOKENS, 2 * max((len(one.reference) for one in questions), default=0))
 
 
 def flat(rows: Dataset, column: str) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from finetune.config.batch import Batch
 from finetune.config.rules import RunFacts
 from finetune.config.schema import DistributedConfig, LaunchConfig, Strategy
-from finetune.data.documents import Documents, question_of
+from finetune.data.documents import Documents, question_of, room_for
 from finetune.distributed.accelerate import launch_file, write_launch_file
 from finetune.distributed.launch import Workers
 from finetune.errors import Problem, Refusal, RunFailed
@@ -36,7 +36,6 @@ from finetune.short_lived import short_lived
 
 SAMPLES = 100
 """Rows that are answered, unless another number is asked for."""
-LEAST_NEW_TOKENS = 32
 
 Say = Callable[[str], None]
 
@@ -62,7 +61,7 @@ class _Asked:
     """The rows that are answered."""
 
     rows: tuple[int, ...] = ()
-    max_new_tokens: int = LEAST_NEW_TOKENS
+    max_new_tokens: int = 0
     without: int = 0
     """Rows among those chosen that hold no question: they are learnt whole."""
     too_long: int = 0
@@ -140,16 +139,14 @@ def _models(subject: Subject) -> list[Any]:
 
 def _choose(documents: Documents, subject: Subject, samples: int, max_new_tokens: int | None) -> _Asked:
     """Rows spread evenly, each with a question, and room for the answer."""
-    number = min(samples, len(documents))
-    chosen = [place * len(documents) // number for place in range(number)]
+    chosen = [stretch[0] for stretch in documents.stretches(samples)]
     found = {row: question for row in chosen if (question := question_of(*documents[row])) is not None}
     if not found:
-        return _Asked(without=number)
-    longest = max(len(question.reference) for question in found.values())
-    length = max_new_tokens or max(LEAST_NEW_TOKENS, 2 * longest)
+        return _Asked(without=len(chosen))
+    length = max_new_tokens or room_for(found.values())
     positions = model_limits(subject.speaks).positions or math.inf
     fitting = tuple(row for row, question in found.items() if len(question.prompt) + length <= positions)
-    return _Asked(fitting, length, number - len(found), len(found) - len(fitting))
+    return _Asked(fitting, length, len(chosen) - len(found), len(found) - len(fitting))
 
 
 def _told(asked: _Asked) -> list[str]:

@@ -80,7 +80,9 @@ class Store(Protocol):
         ...
 
     def may_write(self) -> None:
-        """Find out whether files may be put here, and leave nothing behind: no folder either."""
+        """Find out whether files may be put here, and leave nothing behind: no folder either. (A repository
+        of the hub is made, private and empty: nothing else shows what a login may make.)
+        """
         ...
 
 

@@ -15,7 +15,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
-from finetune.data.documents import Documents, Question, question_of
+from finetune.data.documents import Documents, Question, question_of, room_for
 from finetune.model.answers import answer_all, greedy
 from finetune.paths import RunDir, append_whole
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LEAST_NEW_TOKENS, MOST_NEW_TOKENS = 32, 128
-"""Of an answer: twice the longest reference, within these. Sharded weights are gathered for each token."""
+MOST_NEW_TOKENS = 128
+"""Of an answer: sharded weights are gathered for each token."""
 LONGEST_PROMPT = 1024
 """Tokens; rows that ask more are passed over: the answers are to cost little beside an evaluation."""
 
@@ -97,14 +97,10 @@ def chosen(
     documents = Documents(rows)
     room = min(LONGEST_PROMPT, (positions or LONGEST_PROMPT + MOST_NEW_TOKENS) - MOST_NEW_TOKENS)
     asked: list[Asked] = []
-    number = min(number, len(documents))
-    for place in range(number):
-        # of each stretch the first that suits
-        stretch = range(place * len(documents) // number, (place + 1) * len(documents) // number)
+    for stretch in documents.stretches(number):  # of each the first that suits
         suiting = (question for row in stretch if (question := question_of(*documents[row])) is not None)
         question = next((one for one in suiting if len(one.prompt) <= room), None)
         if question is not None:
             reference = tokenizer.decode(question.reference, skip_special_tokens=True).strip()
             asked.append(Asked(question, tokenizer.decode(question.prompt), reference))
-    longest = max((len(one.question.reference) for one in asked), default=0)
-    return asked, min(max(LEAST_NEW_TOKENS, 2 * longest), MOST_NEW_TOKENS)
+    return asked, min(room_for(one.question for one in asked), MOST_NEW_TOKENS)
