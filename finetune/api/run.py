@@ -17,6 +17,7 @@ from finetune.report.answers import read_answers
 from finetune.report.cells import checks_told, run_cell
 from finetune.report.cost import cost_of
 from finetune.report.find import find_runs
+from finetune.report.memory import memory_of
 from finetune.report.page import sentence_of, write_page
 from finetune.report.reading import read_run
 from finetune.report.record import read_report
@@ -141,7 +142,7 @@ class Run:
 
     def __repr__(self) -> str:
         reading = read_run(self.dir)
-        found = results_of(reading, cost_of(reading))
+        found = results_of(reading, cost_of(reading), memory_of(reading))
         told = f"Run {self.path}: {reading.status}"
         ran = sentence_of(reading)
         lines = [f"{told} ({ran})" if ran else told]

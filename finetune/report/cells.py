@@ -10,6 +10,7 @@ from finetune.report.comparison import result_rows
 from finetune.report.cost import cost_of
 from finetune.report.data_page import split_content
 from finetune.report.evaluation_text import LONGEST_SAMPLE, evaluation_table, notes_of, task_lines
+from finetune.report.memory import memory_of
 from finetune.report.page import figures_of, sentence_of
 from finetune.report.reading import Reading
 from finetune.report.results import results_of
@@ -36,8 +37,9 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def run_cell(reading: Reading) -> str:
     """What ran, and what it came to: the figures of the run's page."""
-    cost = cost_of(reading)
-    figures = [row for row in figures_of(reading, cost, results_of(reading, cost)) if row[1] != NOT_KNOWN]
+    cost, memory = cost_of(reading), memory_of(reading)
+    found = results_of(reading, cost, memory)
+    figures = [row for row in figures_of(reading, cost, memory, found) if row[1] != NOT_KNOWN]
     parts = [
         f"<p><b>{escape(reading.run_dir.path.name)}</b>: {escape(reading.status)} "
         f"({escape(sentence_of(reading))})</p>",

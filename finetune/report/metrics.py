@@ -73,8 +73,6 @@ class Metrics:
     """Learnt so far."""
     memory: dict[str, list[float]] = field(default_factory=dict)
     """The most of each rank by kind (`allocated`, `resident`, ...), of all starts of the run."""
-    rank_counts: frozenset[int] = frozenset()
-    """How many ranks there were: several numbers where the run went on with others."""
 
     def first(self, name: str) -> float | None:
         return self.curves[name].values[0] if name in self.curves else None
@@ -94,7 +92,7 @@ def read_metrics(path: Path) -> Metrics:
     curves = {name: Curve() for name in VALUES}
     notes, broken, not_finite = [], _Places("line"), {name: _Places("step") for name in VALUES}
     last_step, tokens, seconds, epoch, known = None, 0.0, 0.0, math.nan, False
-    learnt, memory, rank_counts = None, dict[str, list[float]](), set[int]()
+    learnt, memory = None, dict[str, list[float]]()
     try:
         for line, entry in _entries(path):
             step = number(entry.get("step")) if entry is not None else None
@@ -104,7 +102,7 @@ def read_metrics(path: Path) -> Metrics:
             last_step = int(step)
             epoch = _or_nan(entry.get("epoch"))
             learnt = number_or(entry.get("supervised_tokens"), learnt)
-            rank_counts |= _take_up(memory, entry)
+            _take_up(memory, entry)
             speed, made = number(entry.get("tokens_per_second")), number(entry.get("tokens"))
             if speed and made is not None and made > tokens:
                 tokens, seconds, known = made, seconds + (made - tokens) / speed, True
@@ -139,7 +137,6 @@ def read_metrics(path: Path) -> Metrics:
         tokens / last_step if tokens and last_step else None,
         learnt,
         memory,
-        frozenset(rank_counts),
     )
 
 
@@ -206,9 +203,8 @@ def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
             yield place, entry if isinstance(entry, dict) else None
 
 
-def _take_up(memory: dict[str, list[float]], entry: dict[str, Any]) -> set[int]:
-    """Keep the most that each rank took, of every kind; how many ranks the line has."""
-    counts = set()
+def _take_up(memory: dict[str, list[float]], entry: dict[str, Any]) -> None:
+    """Keep the most that each rank took, of every kind."""
     for name, ranks in entry.items():
         if not (name.startswith("memory_") and name.endswith("_bytes") and isinstance(ranks, list)):
             continue
@@ -216,8 +212,6 @@ def _take_up(memory: dict[str, list[float]], entry: dict[str, Any]) -> set[int]:
         known = memory.setdefault(name.removeprefix("memory_").removesuffix("_bytes"), [])
         known += [0] * (len(sizes) - len(known))
         known[: len(sizes)] = map(max, known, sizes)
-        counts.add(len(sizes))
-    return counts
 
 
 def _or_nan(value: Any) -> float:

@@ -12,10 +12,11 @@ from finetune.paths import RunDir, write_whole
 from finetune.report.charts import charts_of
 from finetune.report.cost import Cost, cost_of
 from finetune.report.data_page import split_content
+from finetune.report.memory import Memory, memory_of
 from finetune.report.metrics import POINTS, Metrics, number
 from finetune.report.reading import Reading, at, read_run
 from finetune.report.render import render
-from finetune.report.results import measured_memory, memory_kind, planned_memory, results_of
+from finetune.report.results import results_of
 from finetune.report.settings import leaves, settings_of
 from finetune.report.shown import (
     NOT_KNOWN,
@@ -49,8 +50,8 @@ def write_page(reading: Reading) -> Path:
 
 def run_page(reading: Reading) -> str:
     """The page as text."""
-    cost, name = cost_of(reading), reading.run_dir.path.name
-    found = results_of(reading, cost)
+    cost, memory = cost_of(reading), memory_of(reading)
+    found, name = results_of(reading, cost, memory), reading.run_dir.path.name
     report = reading.report
     return render(
         "run.html",
@@ -60,11 +61,11 @@ def run_page(reading: Reading) -> str:
         status=reading.status,
         status_class=CLASSES.get(reading.status, ""),
         sentence=sentence_of(reading),
-        figures=figures_of(reading, cost, found),
+        figures=figures_of(reading, cost, memory, found),
         failure=_failure(reading),
         missing=reading.missing,
         thinned=thinned_lines({name: reading.metrics}),
-        memory=_memory(reading, found),
+        memory=_memory(reading, memory, found),
         checks=_checks(report.get("verified")),
         model_path=_model_place(reading),
         answers=reading.answers,
@@ -89,21 +90,23 @@ def sentence_of(reading: Reading) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def figures_of(reading: Reading, cost: Cost, found: dict[str, Any]) -> list[tuple[str, str, str]]:
+def figures_of(
+    reading: Reading, cost: Cost, memory: Memory, found: dict[str, Any]
+) -> list[tuple[str, str, str]]:
     """Name, value, and a few words below it; `found` is what `results_of` made."""
     plural = "" if cost.devices == 1 else "s" if cost.device == "GPU" else "es"
     devices = f"{cost.devices} {cost.device}{plural}" if cost.devices is not None else ""
-    planned = found["planned_memory_bytes"]
+    planned = "" if not memory.planned else f"planned up to {shown_size(memory.planned['upper'])}"
     tiles = [
         ("steps", shown_count(found["steps"]), ""),
         ("loss", shown_loss(found["final_loss"]), f"at first {shown_loss(found['first_loss'])}"),
-        ("loss on held-out rows", *_held_out(reading, found["eval_loss"])),
+        ("loss on held-out rows", _held_out(reading, found["eval_loss"]), ""),
         ("tokens per second", shown_count(found["tokens_per_second"]), ""),
         ("learnt tokens", shown_count(found["supervised_tokens"]), ""),
         (
             "memory of a process",
-            shown_size(found["peak_memory_bytes"]),
-            "" if planned is None else f"planned up to {shown_size(planned)}{_of_last_start(reading)}",
+            shown_size(memory.most),
+            f"{planned} for the last start" if planned and memory.plans_differ else planned,
         ),
         ("time", shown_seconds(cost.seconds), cost.how),
         ("training steps alone", shown_seconds(cost.training_seconds), "evaluations aside"),
@@ -123,19 +126,15 @@ def thinned_lines(runs: dict[str, Metrics]) -> list[str]:
     ]
 
 
-def _held_out(reading: Reading, loss: float | None) -> tuple[str, str]:
+def _held_out(reading: Reading, loss: float | None) -> str:
     """Their loss, or why there is none; empty where none were held out."""
     if loss is not None:
-        return shown_loss(loss), ""
+        return shown_loss(loss)
     if reading.data and not reading.data.get("eval"):
-        return "", ""
+        return ""
     if not reading.data or not reading.metrics.curves:
-        return NOT_KNOWN, ""
-    return "not evaluated" + (" yet" if reading.status == "running" else ""), ""
-
-
-def _of_last_start(reading: Reading) -> str:
-    return " for the last start" if len(reading.metrics.rank_counts) > 1 else ""
+        return NOT_KNOWN
+    return "not evaluated" + (" yet" if reading.status == "running" else "")
 
 
 def _model_place(reading: Reading) -> str:
@@ -165,12 +164,11 @@ def _failure(reading: Reading) -> dict[str, Any] | None:
     }
 
 
-def _memory(reading: Reading, found: dict[str, Any]) -> dict[str, Any]:
-    measured, planned = measured_memory(reading), planned_memory(reading)
-    of_last_start = _of_last_start(reading)
-    upper = None if of_last_start else planned.get("upper")
-    most = max([*measured.values(), *planned.values(), 1.0])
-    lines = [] if of_last_start else [f"{100 * size / most:.2f}" for size in planned.values()]
+def _memory(reading: Reading, memory: Memory, found: dict[str, Any]) -> dict[str, Any]:
+    held_against = {} if memory.plans_differ else memory.planned
+    upper = held_against.get("upper")
+    most = max([*memory.measured.values(), *held_against.values(), 1.0])
+    lines = [f"{100 * size / most:.2f}" for size in held_against.values()]
     rows = [
         {
             "rank": rank,
@@ -179,13 +177,13 @@ def _memory(reading: Reading, found: dict[str, Any]) -> dict[str, Any]:
             "width": f"{100 * size / most:.2f}",
             "lines": lines,
         }
-        for rank, size in measured.items()
+        for rank, size in memory.measured.items()
     ]
     return {
-        "kind": memory_kind(reading),
-        "planned": {name: shown_size(size) for name, size in planned.items()},
+        "kind": memory.kind,
+        "planned": {name: shown_size(size) for name, size in memory.planned.items()},
         "unplanned": _unplanned(at(reading.report, "memory")),
-        "of_last_start": of_last_start,
+        "plans_differ": memory.plans_differ,
         "rows": rows,
         "phases": _phases(reading, found),
         "starts": len(reading.starts),

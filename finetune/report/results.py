@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from finetune.report.cost import Cost, cost_of
-from finetune.report.metrics import Metrics, most_memory, number, number_or, usual_speed
+from finetune.report.memory import Memory, memory_of
+from finetune.report.metrics import Metrics, number, number_or, usual_speed
 from finetune.report.reading import Reading, at
 from finetune.report.times import Start
 
@@ -17,17 +18,16 @@ def record_of(reading: Reading) -> dict[str, Any]:
     return {
         "run_dir": str(reading.run_dir.path),
         "status": reading.status,
-        "results": results_of(reading, cost),
+        "results": results_of(reading, cost, memory_of(reading)),
         "cost": cost.as_record(),
         "curves": {name: curve.thinned().as_record() for name, curve in reading.metrics.curves.items()},
         "missing": reading.missing,
     }
 
 
-def results_of(reading: Reading, cost: Cost) -> dict[str, Any]:
+def results_of(reading: Reading, cost: Cost, memory: Memory) -> dict[str, Any]:
     """Figures unrounded; None: the folder does not tell."""
     report, metrics, config = reading.report, reading.metrics, reading.config
-    measured = measured_memory(reading)
     steps = number(at(report, "steps"))
     speed = number_or(at(report, "tokens_per_second"), _logged_speed(metrics, reading.starts))
     return {
@@ -47,48 +47,14 @@ def results_of(reading: Reading, cost: Cost) -> dict[str, Any]:
         "step_seconds": metrics.step_tokens / speed
         if speed and metrics.step_tokens
         else number(at(report, "forecast", "step_seconds", "measured")),
-        "peak_memory_bytes": max(measured.values(), default=None),
-        "planned_memory_bytes": planned_memory(reading).get("upper"),
+        "peak_memory_bytes": memory.most,
+        "planned_memory_bytes": memory.planned.get("upper"),
         "training_seconds": cost.training_seconds,
         "seconds": cost.seconds,
         "device_hours": cost.device_hours,
         "cost": cost.money,
         "currency": cost.currency,
     }
-
-
-def measured_memory(reading: Reading) -> dict[int, float]:
-    """The most memory of each rank over all starts, of the kind that the plan speaks of first: as the run
-    reports it, and as it logged it.
-    """
-    ranks = at(reading.report, "memory", "measured_bytes")
-    kind = memory_kind(reading)
-    sizes = [number(at(own, kind)) for own in ranks] if isinstance(ranks, list) else []
-    reported = [{} if size is None else {kind: size} for size in sizes]
-    most = most_memory(reported, {kind: reading.metrics.memory.get(kind, [])})
-    return {rank: own[kind] for rank, own in enumerate(most) if own.get(kind)}
-
-
-def planned_memory(reading: Reading) -> dict[str, float]:
-    """`expected` and `upper` of one process."""
-    kind = memory_kind(reading)
-    for planned in (
-        at(reading.report, "memory", "planned_bytes"),
-        at(reading.plan, "forecast", "memory"),
-    ):
-        found = {name: number(at(planned, kind, name)) for name in ("expected", "upper")}
-        if None not in found.values():
-            return {name: size for name, size in found.items() if size is not None}
-    return {}
-
-
-def memory_kind(reading: Reading) -> str:
-    """`allocated` on cards, `resident` on the CPU; what was planned has the same names."""
-    ranks = at(reading.report, "memory", "measured_bytes")
-    measured = ranks[0] if isinstance(ranks, list) and ranks else None
-    planned = at(reading.report, "memory", "planned_bytes") or at(reading.plan, "forecast", "memory")
-    kinds = measured or planned or reading.metrics.memory
-    return next(iter(kinds), "allocated") if isinstance(kinds, dict) else "allocated"
 
 
 def _model(config: dict[str, Any]) -> str | None:

@@ -25,7 +25,7 @@ from finetune.model.vocabulary import give_rows
 from finetune.paths import RunDir
 from finetune.progress import stage
 from finetune.report.page import page_at_end
-from finetune.report.record import Report
+from finetune.report.record import Report, planned_forecast
 from finetune.report.times import note_end, note_start
 from finetune.training.arguments import sft_arguments
 from finetune.training.build import build_trainer, record_training
@@ -45,7 +45,8 @@ def run(run_dir: RunDir) -> int:
     config, facts = load_config(run_dir.config), load_facts(run_dir.facts)
     report, main = Report(run_dir), current_world().is_main
     if main:
-        note_start(run_dir, behind=step_to_resume(run_dir))
+        planned = (planned_forecast(run_dir) or {}).get("memory")
+        note_start(run_dir, behind=step_to_resume(run_dir), planned=planned)
     with StopSignals() as stop:
         saved = train(config, facts, run_dir, report, stop)
         free_memory()

@@ -151,6 +151,8 @@ def test_an_allowed_change_goes_on_from_a_path(straight: Outcome, tmp_path: Path
     starts = [json.loads(line) for line in (folder / "times.jsonl").read_text().splitlines()]
     assert [start["behind"] for start in starts if "started" in start] == [0, 6]
     report = again.report
+    planned = [start["planned"] for start in starts if "started" in start]
+    assert planned == [report["memory"]["planned_bytes"]] * 2
     assert report["memory"]["measured_bytes"] == [{"resident": 10**12}]
     warm = [step["tokens_per_second"] for step in again.steps if step["step"] not in (1, 7)]
     assert report["tokens_per_second"] == median_high(warm)

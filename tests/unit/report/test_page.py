@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 from html import unescape
@@ -12,9 +13,11 @@ import pytest
 
 from finetune.paths import RunDir
 from finetune.report.cost import cost_of
+from finetune.report.memory import memory_of
 from finetune.report.page import run_page
 from finetune.report.reading import read_run
 from finetune.report.results import results_of
+from finetune.report.times import note_start
 
 PLANNED = {"resident": {"expected": 80_000_000, "upper": 100_000_000}}
 WORDS = "step 3: the loss is nan on rank 0.\n  Look at these rows."
@@ -45,7 +48,7 @@ def words_of(at: Path) -> str:
 
 def results(at: Path) -> dict[str, Any]:
     reading = read_run(RunDir(at))
-    return results_of(reading, cost_of(reading))
+    return results_of(reading, cost_of(reading), memory_of(reading))
 
 
 def test_a_run_without_a_result_has_the_tokens_and_the_memory_of_its_steps(tmp_path: Path) -> None:
@@ -64,14 +67,33 @@ def test_a_plan_that_an_earlier_start_exceeded_stays_exceeded(tmp_path: Path) ->
     assert "0 0.12 GB 120%" in words_of(at)
 
 
-def test_no_share_of_a_plan_is_told_where_the_starts_had_other_numbers_of_processes(tmp_path: Path) -> None:
+def starts(at: Path, *planned: object, behind: int = 1) -> None:
+    """Of a run that went on again and again, each time behind this step, each start with its plan."""
+    (at / "times.jsonl").unlink(missing_ok=True)
+    for place, memory in enumerate(planned):
+        note_start(RunDir(at), behind=behind if place else 0, planned=memory)
+
+
+def test_no_share_of_a_plan_is_told_where_an_earlier_start_had_another(tmp_path: Path) -> None:
     memory = {"planned_bytes": PLANNED, "measured_bytes": [{"resident": 90_000_000}]}
-    records = {"report": {"memory": memory}}
-    at = folder(tmp_path, step(1, 120e6, 110e6), step(2, 90e6), **records)
+    at = folder(tmp_path, step(1, 120e6, 110e6), step(2, 90e6), report={"memory": memory})
+    for earlier in ({"resident": {"expected": 200_000_000, "upper": 300_000_000}}, None):
+        starts(at, earlier, PLANNED)
+        told = words_of(at)
+        assert "0 0.12 GB 1 0.11 GB" in told
+        assert "planned up to 0.10 GB for the last start" in told
+        assert "An earlier start had another plan, so no share is told." in told
+
+
+def test_a_share_is_told_where_all_steps_were_made_under_one_plan(tmp_path: Path) -> None:
+    memory = {"planned_bytes": PLANNED, "measured_bytes": [{"resident": 90_000_000}]}
+    at = folder(tmp_path, step(1, 120e6, 110e6), step(2, 90e6), report={"memory": memory})
+    starts(at, PLANNED, PLANNED)
+    assert "0 0.12 GB 120% 1 0.11 GB 110%" in words_of(at)
+    starts(at, None, PLANNED, behind=0)  # nothing is left of what the first one did
     told = words_of(at)
-    assert "0 0.12 GB 1 0.11 GB" in told
-    assert "planned up to 0.10 GB for the last start" in told
-    assert "An earlier start had another number of processes, so no share is told." in told
+    assert "0 0.12 GB 120% 1 0.11 GB 110%" in told
+    assert "for the last start" not in told
 
 
 def test_the_seconds_of_a_step_and_the_speed_beside_them_fit_together(tmp_path: Path) -> None:
@@ -107,14 +129,14 @@ def test_a_config_without_keys_is_told_plainly(tmp_path: Path, content: str, wha
     assert f"config.yaml cannot be read, it may be half written: it holds {what}" in words_of(tmp_path)
 
 
-@pytest.mark.parametrize(("planned", "said"), [(None, "Nothing was planned."), ({}, "is not known")])
+@pytest.mark.parametrize(
+    ("planned", "said"), [(None, "Nothing was planned."), ({}, "What was planned is not known.")]
+)
 def test_that_nothing_was_planned_is_said_where_the_run_says_it(
     tmp_path: Path, planned: object, said: str
 ) -> None:
     at = folder(tmp_path, step(1, 5e6), report={"memory": {"planned_bytes": planned}})
-    assert f"The most that each process took (resident). {'What was planned ' * (planned == {})}{said}" in (
-        words_of(at)
-    )
+    assert f"The most that each process took (resident). {said} rank" in words_of(at)
 
 
 def test_a_run_that_knew_why_it_ended_says_so_itself(tmp_path: Path) -> None:
@@ -131,8 +153,6 @@ def test_a_run_that_knew_why_it_ended_says_so_itself(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_ended_is_not_told_to_go_on_while_its_folder_is_held(tmp_path: Path) -> None:
-    import fcntl
-
     at = folder(tmp_path, step(1), report={"status": "failed", "error": WORDS})
     (at / "times.jsonl").write_text('{"started": 1}\n{"ended": 2}\n')
     with RunDir(at).lock.open("w") as lock:
