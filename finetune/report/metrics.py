@@ -89,54 +89,25 @@ class Metrics:
 
 def read_metrics(path: Path) -> Metrics:
     """Read line by line: a run of a million steps must not fill the memory."""
-    curves = {name: Curve() for name in VALUES}
-    notes, broken, not_finite = [], _Places("line"), {name: _Places("step") for name in VALUES}
-    last_step, tokens, seconds, epoch, known = None, 0.0, 0.0, math.nan, False
-    learnt, memory = None, dict[str, list[float]]()
+    logged, notes = _Logged(), []
     try:
         for line, entry in _entries(path):
-            step = number(entry.get("step")) if entry is not None else None
-            if entry is None or step is None:
-                broken.add(line)
-                continue
-            last_step = int(step)
-            epoch = _or_nan(entry.get("epoch"))
-            learnt = number_or(entry.get("supervised_tokens"), learnt)
-            _take_up(memory, entry)
-            speed, made = number(entry.get("tokens_per_second")), number(entry.get("tokens"))
-            if speed and made is not None and made > tokens:
-                tokens, seconds, known = made, seconds + (made - tokens) / speed, True
-            for name in VALUES:
-                value = number(entry.get(name))
-                if value is not None:
-                    counted = known or step == 0
-                    so_far = (tokens, seconds) if counted else (math.nan, math.nan)
-                    point = (step, epoch, *so_far, value)
-                    for column, part in zip(curves[name].columns(), point, strict=True):
-                        column.append(part)
-                elif name in entry:
-                    not_finite[name].add(last_step)
+            logged.take_up(line, entry)
     except FileNotFoundError:
         notes.append("metrics.jsonl is not there: the steps cannot be drawn.")
     except OSError as error:
         notes.append(f"metrics.jsonl cannot be read: {error.strerror}.")
     else:
-        if last_step is None:
+        if logged.last_step is None:
             notes.append("metrics.jsonl holds no step, so there are no curves.")
-    if broken.count:
-        notes.append(f"metrics.jsonl: what cannot be read is left out: {broken}.")
-    for name, places in not_finite.items():
-        if places.count:
-            notes.append(f"{name} is no finite number at {places}: the curve leaves it out.")
-    found = {name: curve for name, curve in curves.items() if curve.values}
     return Metrics(
-        found,
-        notes,
-        last_step,
-        seconds if known else None,
-        tokens / last_step if tokens and last_step else None,
-        learnt,
-        memory,
+        curves={name: curve for name, curve in logged.curves.items() if curve.values},
+        notes=[*notes, *logged.notes()],
+        last_step=logged.last_step,
+        training_seconds=logged.seconds if logged.counted else None,
+        step_tokens=logged.tokens / logged.counted if logged.counted else None,
+        supervised_tokens=logged.supervised_tokens,
+        memory=logged.memory,
     )
 
 
@@ -193,6 +164,66 @@ class _Places:
         return f"{self.kind}{'s' * (self.count > 1)} {', '.join(map(str, self.named))}{more}"
 
 
+@dataclass(slots=True)
+class _Logged:
+    """What the lines that were read so far come to."""
+
+    curves: dict[str, Curve] = field(default_factory=lambda: {name: Curve() for name in VALUES})
+    last_step: int | None = None
+    tokens: float = 0.0
+    seconds: float = 0.0
+    counted: float = 0
+    """The step that tokens and seconds reach to; an evaluation may have come later."""
+    supervised_tokens: float | None = None
+    memory: dict[str, list[float]] = field(default_factory=dict)
+    broken: _Places = field(default_factory=lambda: _Places("line"))
+    not_finite: dict[str, _Places] = field(default_factory=lambda: {name: _Places("step") for name in VALUES})
+
+    def take_up(self, line: int, entry: dict[str, Any] | None) -> None:
+        step = number(entry.get("step")) if entry is not None else None
+        if entry is None or step is None:
+            self.broken.add(line)
+            return
+        self.last_step = int(step)
+        self.supervised_tokens = number_or(entry.get("supervised_tokens"), self.supervised_tokens)
+        self._add_memory(entry)
+        speed, made = number(entry.get("tokens_per_second")), number(entry.get("tokens"))
+        if speed and made is not None and made > self.tokens:
+            self.seconds += (made - self.tokens) / speed
+            self.tokens, self.counted = made, step
+        counted = self.counted or step == 0
+        so_far = (self.tokens, self.seconds) if counted else (math.nan, math.nan)
+        epoch = _or_nan(entry.get("epoch"))
+        for name in VALUES:
+            value = number(entry.get(name))
+            if value is not None:
+                point = (step, epoch, *so_far, value)
+                for column, part in zip(self.curves[name].columns(), point, strict=True):
+                    column.append(part)
+            elif name in entry:
+                self.not_finite[name].add(self.last_step)
+
+    def notes(self) -> list[str]:
+        """What had to be left out."""
+        notes = []
+        if self.broken.count:
+            notes.append(f"metrics.jsonl: what cannot be read is left out: {self.broken}.")
+        for name, places in self.not_finite.items():
+            if places.count:
+                notes.append(f"{name} is no finite number at {places}: the curve leaves it out.")
+        return notes
+
+    def _add_memory(self, entry: dict[str, Any]) -> None:
+        """Keep the most that each rank took, of every kind."""
+        for name, ranks in entry.items():
+            if not (name.startswith("memory_") and name.endswith("_bytes") and isinstance(ranks, list)):
+                continue
+            sizes = [number(size) or 0 for size in ranks]
+            known = self.memory.setdefault(name.removeprefix("memory_").removesuffix("_bytes"), [])
+            known += [0] * (len(sizes) - len(known))
+            known[: len(sizes)] = map(max, known, sizes)
+
+
 def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     with path.open("rb") as file:
         for place, line in enumerate(file, start=1):
@@ -201,17 +232,6 @@ def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
             except (ValueError, RecursionError):
                 entry = None
             yield place, entry if isinstance(entry, dict) else None
-
-
-def _take_up(memory: dict[str, list[float]], entry: dict[str, Any]) -> None:
-    """Keep the most that each rank took, of every kind."""
-    for name, ranks in entry.items():
-        if not (name.startswith("memory_") and name.endswith("_bytes") and isinstance(ranks, list)):
-            continue
-        sizes = [number(size) or 0 for size in ranks]
-        known = memory.setdefault(name.removeprefix("memory_").removesuffix("_bytes"), [])
-        known += [0] * (len(sizes) - len(known))
-        known[: len(sizes)] = map(max, known, sizes)
 
 
 def _or_nan(value: Any) -> float:

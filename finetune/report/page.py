@@ -65,7 +65,7 @@ def run_page(reading: Reading) -> str:
         failure=_failure(reading),
         missing=reading.missing,
         thinned=thinned_lines({name: reading.metrics}),
-        memory=_memory(reading, memory, found),
+        memory=_memory(reading, memory),
         checks=_checks(report.get("verified")),
         model_path=_model_place(reading),
         answers=reading.answers,
@@ -164,7 +164,7 @@ def _failure(reading: Reading) -> dict[str, Any] | None:
     }
 
 
-def _memory(reading: Reading, memory: Memory, found: dict[str, Any]) -> dict[str, Any]:
+def _memory(reading: Reading, memory: Memory) -> dict[str, Any]:
     held_against = {} if memory.plans_differ else memory.planned
     upper = held_against.get("upper")
     most = max([*memory.measured.values(), *held_against.values(), 1.0])
@@ -185,12 +185,12 @@ def _memory(reading: Reading, memory: Memory, found: dict[str, Any]) -> dict[str
         "unplanned": _unplanned(at(reading.report, "memory")),
         "plans_differ": memory.plans_differ,
         "rows": rows,
-        "phases": _phases(reading, found),
+        "phases": _phases(reading),
         "starts": len(reading.starts),
     }
 
 
-def _phases(reading: Reading, found: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _phases(reading: Reading) -> list[tuple[str, str, str]]:
     """Planned and measured: each phase's memory, the longest forward pass, the step, the speed."""
     forecast = at(reading.report, "forecast")
     phases = at(forecast, "memory", "phases")
@@ -205,8 +205,7 @@ def _phases(reading: Reading, found: dict[str, Any]) -> list[tuple[str, str, str
     }
     for name, (title, shown) in others.items():
         if isinstance(at(forecast, name), dict):
-            measured = found.get(name, at(forecast, name, "measured"))
-            rows.append((title, *_sides({**forecast[name], "measured": measured}, shown)))
+            rows.append((title, *_sides(forecast[name], shown)))
     return rows
 
 

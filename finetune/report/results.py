@@ -44,9 +44,9 @@ def results_of(reading: Reading, cost: Cost, memory: Memory) -> dict[str, Any]:
         "final_loss": number_or(at(report, "loss", "last"), metrics.last("loss")),
         "eval_loss": number_or(at(report, "eval_loss"), metrics.last("eval_loss")),
         "tokens_per_second": speed,
-        "step_seconds": metrics.step_tokens / speed
-        if speed and metrics.step_tokens
-        else number(at(report, "forecast", "step_seconds", "measured")),
+        "step_seconds": number_or(
+            at(report, "forecast", "step_seconds", "measured"), _logged_step_seconds(metrics, speed)
+        ),
         "peak_memory_bytes": memory.most,
         "planned_memory_bytes": memory.planned.get("upper"),
         "training_seconds": cost.training_seconds,
@@ -60,6 +60,11 @@ def results_of(reading: Reading, cost: Cost, memory: Memory) -> dict[str, Any]:
 def _model(config: dict[str, Any]) -> str | None:
     name = at(config, "model", "name_or_path")
     return Path(name).name if isinstance(name, str) and name.startswith("/") else name
+
+
+def _logged_step_seconds(metrics: Metrics, speed: float | None) -> float | None:
+    """As the run reports it at its end."""
+    return metrics.step_tokens / speed if speed and metrics.step_tokens else None
 
 
 def _logged_speed(metrics: Metrics, starts: list[Start]) -> float | None:

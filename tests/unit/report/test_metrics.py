@@ -117,6 +117,18 @@ def test_the_most_memory_of_each_rank_is_kept_over_starts_with_other_numbers_of_
     assert most_memory([{"resident": 7}], {}) == [{"resident": 7}]
 
 
+def test_an_evaluation_behind_the_last_logged_step_takes_no_tokens_from_a_step(
+    tmp_path: Path,
+) -> None:
+    steps = [step(10), step(20)]
+    evaluated = [{"step": at, "eval_loss": 4.5} for at in (15, 25)]
+    alone = written(tmp_path, *steps)
+    found = written(tmp_path, steps[0], evaluated[0], steps[1], evaluated[1])
+    assert (alone.step_tokens, alone.last_step) == (100, 20)
+    assert (found.step_tokens, found.last_step) == (100, 25)
+    assert found.training_seconds == alone.training_seconds
+
+
 def test_the_speed_leaves_out_the_first_step_of_each_start() -> None:
     speeds = {1: 1.0, 2: 60.0, 3: 1.0, 4: 50.0, 5: 40.0, 6: 30.0}
     starts = [Start(0, 1, behind) for behind in (0, 5, 2)]  # what came behind the 5th was thrown away

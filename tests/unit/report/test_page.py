@@ -96,17 +96,22 @@ def test_a_share_is_told_where_all_steps_were_made_under_one_plan(tmp_path: Path
     assert "for the last start" not in told
 
 
-def test_the_seconds_of_a_step_and_the_speed_beside_them_fit_together(tmp_path: Path) -> None:
+def test_speed_and_seconds_of_a_step_are_those_that_the_run_reports_else_those_that_it_logged(
+    tmp_path: Path,
+) -> None:
     steps = [step(number, speed=speed) for number, speed in enumerate((5, 40, 50, 5, 60), start=1)]
-    forecast = {
-        "step_seconds": {"planned": 1.0, "measured": 17.0},
-        "tokens_per_second": {"planned": 100.0, "measured": 50.0},
-    }
-    at = folder(tmp_path, *steps, report={"forecast": forecast})
+    at = folder(tmp_path, *steps, {"step": 8, "eval_loss": 2.0})
     (at / "times.jsonl").write_text('{"started": 1}\n{"ended": 2}\n{"started": 3, "behind": 3}\n')
     found = results(at)
-    assert (found["tokens_per_second"], found["step_seconds"]) == (50.0, 2.0)
-    assert "a step 1 s 2 s tokens per second 100 50" in words_of(at)
+    assert (found["tokens_per_second"], found["step_seconds"]) == (50.0, 100 / 50)
+    forecast = {
+        "step_seconds": {"planned": 1.0, "measured": 1.5},
+        "tokens_per_second": {"planned": 100.0, "measured": 60.0},
+    }
+    folder(tmp_path / "told", *steps, report={"forecast": forecast, "tokens_per_second": 60.0})
+    found = results(tmp_path / "told")
+    assert (found["tokens_per_second"], found["step_seconds"]) == (60.0, 1.5)
+    assert "a step 1 s 1.5 s tokens per second 100 60" in words_of(tmp_path / "told")
 
 
 def test_only_what_is_known_is_said_of_files_that_are_lost(tmp_path: Path) -> None:
