@@ -62,8 +62,9 @@ class Comparison:
 
     def __repr__(self) -> str:
         shown = ["status", "method", "strategy", "num_processes", "steps", "final_loss", "eval_loss"]
-        keys = "\n".join(f"  {key}: {values}" for key, values in self.record["differing_keys"].items())
-        return f"{self.table[shown].T.to_string()}\n\nkeys that differ:\n{keys or '  none'}"
+        keys = [f"{key}: {values}" for key, values in self.record["differing_keys"].items()]
+        told = "\n".join(f"  {line}" for line in [*keys, *comparison.key_notes(self.record)])
+        return f"{self.table[shown].T.to_string()}\n\nkeys that differ:\n{told}"
 
     def _repr_html_(self) -> str:
         return comparison_cell(self.record)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from finetune.report.comparison import result_rows
+from finetune.report.comparison import key_notes, result_rows
 from finetune.report.cost import cost_of
 from finetune.report.data_page import split_content
 from finetune.report.evaluation_text import LONGEST_SAMPLE, evaluation_table, notes_of, task_lines
@@ -71,8 +71,9 @@ def comparison_cell(record: dict[str, Any]) -> str:
         if any(value != NOT_KNOWN for value, _ in cells)
     ]
     keys = [[key, *map(shown_value, values)] for key, values in record["differing_keys"].items()]
-    differing = table(["key that differs", *names], keys) if keys else "<p>No key differs.</p>"
-    return table(["", *names], rows) + differing
+    differing = table(["key that differs", *names], keys) if keys else "<p>Keys that differ:</p>"
+    notes = "".join(f"<p>{escape(note)}</p>" for note in key_notes(record))
+    return table(["", *names], rows) + differing + notes
 
 
 def evaluation_cell(record: dict[str, Any]) -> str:

@@ -15,18 +15,19 @@ from finetune.report.page import thinned_lines
 from finetune.report.reading import Reading
 from finetune.report.render import render
 from finetune.report.results import record_of
-from finetune.report.settings import differing_keys
+from finetune.report.settings import NOT_READ, differing_keys
 from finetune.report.shown import (
     NOT_KNOWN,
     shown_count,
     shown_hours,
     shown_loss,
+    shown_money,
     shown_seconds,
     shown_size,
     shown_value,
 )
 
-ROWS: dict[str, tuple[str, Callable[[float | None], str] | None]] = {
+ROWS: dict[str, tuple[str, Callable[..., str] | None]] = {
     "status": ("status", None),
     "model": ("model", None),
     "method": ("method", None),
@@ -43,18 +44,20 @@ ROWS: dict[str, tuple[str, Callable[[float | None], str] | None]] = {
     "seconds": ("time", shown_seconds),
     "training_seconds": ("training steps alone", shown_seconds),
     "device_hours": ("hours of devices", shown_hours),
-    "cost": ("cost", shown_hours),
+    "cost": ("cost", shown_money),
 }
-"""Title of each result, and how its figure is shown; None: it is a word."""
+"""Title of each result, and how its figure is shown (that of money with its currency); None: it is a word."""
 
 
 def compare(readings: list[Reading]) -> dict[str, Any]:
     """What `report.json` of a comparison holds; figures are unrounded."""
-    runs = [{"name": name, **record_of(one)} for name, one in zip(names_of(readings), readings, strict=True)]
+    named = list(zip(names_of(readings), readings, strict=True))
+    runs = [{"name": name, **record_of(one)} for name, one in named]
     return {
         "made": datetime.now().astimezone().isoformat(timespec="seconds"),
         "runs": runs,
         "differing_keys": differing_keys(readings),
+        "unread": [name for name, one in named if not one.config],
     }
 
 
@@ -84,12 +87,22 @@ def comparison_page(readings: list[Reading], record: dict[str, Any]) -> str:
         runs=runs,
         results=result_rows([run["results"] for run in record["runs"]]),
         thinned=thinned_lines(metrics),
+        unread=record["unread"],
         keys={
-            key: [value for value, one in zip(values, readings, strict=True) if one.config]
+            key: [value for value in values if value != NOT_READ]
             for key, values in record["differing_keys"].items()
         },
-        unread=[run["name"] for run, one in zip(runs, readings, strict=True) if not one.config],
+        key_notes=key_notes(record),
     )
+
+
+def key_notes(record: dict[str, Any]) -> list[str]:
+    """What is to be said beside the keys that differ: whose were not compared, and why there are none."""
+    unread, compared = record["unread"], len(record["runs"]) - len(record["unread"])
+    notes = [f"Not compared, since config.yaml cannot be read: {', '.join(unread)}."] if unread else []
+    if compared < 2:
+        return [*notes, "There are no two runs whose keys can be compared."]
+    return notes if record["differing_keys"] else [*notes, "None, names and folders of the runs aside."]
 
 
 def result_rows(results: list[dict[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -103,12 +116,12 @@ def result_rows(results: list[dict[str, Any]]) -> list[tuple[str, list[tuple[str
             if shown is None:
                 cells.append((NOT_KNOWN if value is None else shown_value(value), ""))
                 continue
-            unit = f" {own['currency']}" if name == "cost" and value is not None else ""
+            figure = shown(value, own["currency"]) if name == "cost" else shown(value)
             comparable = place > 0 and first and value is not None
             same = name != "cost" or own["currency"] == results[0]["currency"]
             ratio = f"x {value / first:.3g}" if comparable and same else ""
             ratio = "" if ratio == "x 1" else ratio
-            cells.append((shown(value) + unit, ratio))
+            cells.append((figure, ratio))
         rows.append((title, cells))
     return rows
 

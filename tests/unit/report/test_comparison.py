@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 
+from finetune.api.comparing import Comparison
 from finetune.paths import RunDir
 from finetune.report.comparison import compare, comparison_page
+from finetune.report.cost import cost_of
+from finetune.report.memory import memory_of
+from finetune.report.page import figures_of
 from finetune.report.reading import Reading, read_run
 from finetune.report.settings import NOT_READ, NOT_SET, differing_keys, leaves, settings_of
 
@@ -47,14 +52,18 @@ def test_figures_stand_beside_those_of_the_first_and_money_only_in_one_currency(
         return {"hardware": {"price_per_hour": 36.0, "currency": currency}}
 
     runs = []
-    for name, currency, seconds in (("a", "EUR", 100), ("b", "EUR", 300), ("c", "USD", 300)):
-        run = reading(tmp_path / name, priced(currency), {"tokens_per_second": 5000 / seconds, "steps": 3})
+    for name, currency, seconds in (("a", "EUR", 12345), ("b", "EUR", 37035), ("c", "USD", 37035)):
+        run = reading(tmp_path / name, priced(currency), {"tokens_per_second": 617250 / seconds, "steps": 3})
         (tmp_path / name / "times.jsonl").write_text(f'{{"started": 0}}\n{{"ended": {seconds}}}\n')
         runs.append(read_run(run.run_dir))
     record = compare(runs)
-    assert [run["results"]["cost"] for run in record["runs"]] == [1.0, 3.0, 3.0]
+    assert [run["results"]["cost"] for run in record["runs"]] == pytest.approx([123.45, 370.35, 370.35])
+    of_its_page = figures_of(runs[0], cost_of(runs[0]), memory_of(runs[0]), record["runs"][0]["results"])
     rows = " ".join(comparison_page(runs, record).replace("<br>", " ").replace("<td>", " <td>").split())
-    assert '<td>1 EUR</td> <td>3 EUR <span class="faint">x 3</span></td> <td>3 USD</td>' in rows
+    assert ("cost", "123.45 EUR", "") in of_its_page
+    assert (
+        '<td>123.45 EUR</td> <td>370.35 EUR <span class="faint">x 3</span></td> <td>370.35 USD</td>' in rows
+    )
     assert '<td>50</td> <td>17 <span class="faint">x 0.333</span></td>' in rows
     assert "<td>3</td> <td>3</td> <td>3</td>" in rows
 
@@ -93,5 +102,23 @@ def test_a_run_whose_config_cannot_be_read_makes_no_key_differ(tmp_path: Path) -
     page = " ".join(comparison_page(runs, record).split())
     assert "Not compared, since config.yaml cannot be read: cut." in page
     assert '<td class="key">seed</td><td class="value">1</td><td class="value">2</td>' in page
-    alone = comparison_page(runs[:2], compare(runs[:2]))
-    assert "There are no two runs whose keys can be compared." in alone
+
+
+def test_that_no_keys_can_be_compared_is_no_agreement_wherever_it_is_told(tmp_path: Path) -> None:
+    whole = [reading(tmp_path / name, {"seed": 1}, {}) for name in ("a", "b")]
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "config.yaml").write_text("seed: 1\nx: ")
+    cut = read_run(RunDir(tmp_path / "cut"))
+    agreement, nothing = (
+        "None, names and folders of the runs aside.",
+        "There are no two runs whose keys can be",
+    )
+    cases = [(whole, [], True), ([*whole, cut], ["cut"], True), ([whole[0], cut], ["cut"], False)]
+    for runs, unread, agree in cases:
+        comparison = Comparison(runs)
+        assert comparison.record["unread"] == unread
+        page = comparison_page(runs, comparison.record)
+        for told in (page, comparison._repr_html_(), repr(comparison)):
+            assert (agreement in told) is agree
+            assert (nothing in told) is not agree
+            assert ("Not compared, since config.yaml cannot be read: cut." in told) is bool(unread)
