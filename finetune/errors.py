@@ -24,6 +24,11 @@ class FinetuneError(Exception):
         return [f"{type(self).__name__}: {self}"]
 
 
+def is_ours(told: str) -> bool:
+    """Whether the words of a failure are those of such an error: any other leaves its traceback."""
+    return "Traceback (most recent call last)" not in told
+
+
 class UserError(FinetuneError):
     """The user must change something (config, data, machine) before the run can start."""
 

@@ -55,7 +55,7 @@ def _seconds(reading: Reading, trained: float | None, now: float) -> tuple[float
     starts = reading.starts
     known = [start.ended - start.started for start in starts if start.ended is not None]
     open_ends = len(starts) - len(known)
-    if open_ends and reading.running:
+    if reading.running:
         known.append(now - starts[-1].started)
         open_ends -= 1
     total = sum(known)

@@ -182,7 +182,7 @@ def _memory(reading: Reading, memory: Memory) -> dict[str, Any]:
     return {
         "kind": memory.kind,
         "planned": {name: shown_size(size) for name, size in memory.planned.items()},
-        "unplanned": _unplanned(at(reading.report, "memory")),
+        "unplanned": reading.unplanned,
         "plans_differ": memory.plans_differ,
         "rows": rows,
         "phases": _phases(reading),
@@ -207,11 +207,6 @@ def _phases(reading: Reading) -> list[tuple[str, str, str]]:
         if isinstance(at(forecast, name), dict):
             rows.append((title, *_sides(forecast[name], shown)))
     return rows
-
-
-def _unplanned(memory: Any) -> bool:
-    """Whether the run says that nothing was planned."""
-    return isinstance(memory, dict) and "planned_bytes" in memory and memory["planned_bytes"] is None
 
 
 def _sides(pair: Any, shown: Callable[[float | None], str]) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from finetune.errors import is_ours
 from finetune.paths import RunDir
 from finetune.report.answers import Answers, read_answers
 from finetune.report.metrics import Metrics, number, read_metrics
@@ -18,16 +19,16 @@ from finetune.report.times import Start, read_starts
 from finetune.secrets import masked
 
 RECORDS = {
-    "report.json": ": how the run ended is not known",
-    "config.yaml": ": what was asked for is not known",
+    "config.yaml": "what was asked for is not known",
     "plan.json": "",
-    "data.json": ": the statistics of the data are not known",
-    "environment.json": ": versions and machine are not known",
+    "data.json": "the statistics of the data are not known",
+    "environment.json": "versions and machine are not known",
     "facts.json": "",
 }
-"""Files of a run, and what cannot be known without one; another file may tell what it told."""
+"""Files of a run beside its report, and what it means that one is lost; empty: another file may tell what it
+told.
+"""
 NO_WORDS = "it left no words"
-TRACEBACK = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +47,38 @@ class Reading:
     starts: list[Start]
     failures: dict[str, str]
     """What each rank said of its failure, by the name of its file."""
-    running: bool
+    held: bool
+    """A process of this machine holds the folder: it may still prepare the run, or look back at it."""
     missing: list[str]
 
     @property
+    def running(self) -> bool:
+        """Whether the processes of its last start are at work."""
+        return self.held and bool(self.starts) and self.starts[-1].ended is None
+
+    @property
     def status(self) -> str:
-        """`completed`, `interrupted` or `failed` as the run says itself; else `running` or `not known`."""
+        """`completed`, `interrupted` or `failed` as the run says itself; else `running` or `not known`.
+
+        A run says `failed` from its last step on, until its model is saved and verified.
+        """
         said = self.report.get("status")
-        return said if isinstance(said, str) else "running" if self.running else "not known"
+        if isinstance(said, str) and not self.running:
+            return said
+        return "running" if self.held else "not known"
+
+    @property
+    def unplanned(self) -> bool:
+        """Whether the run says that nothing was planned."""
+        return _is_unplanned(self.report)
 
     @property
     def own_words(self) -> str:
         """Why the run says that it ended, where it knew: no library's traceback; empty: it did not."""
-        error = self.report.get("error")
-        words = [error] if isinstance(error, str) else list(self.failures.values())
-        return next((told for told in words if told != NO_WORDS and TRACEBACK not in told), "")
+        # in a world that another launcher made the last rank to fail has written the error
+        words = [self.report.get("error"), *self.failures.values()]
+        known = (told for told in words if isinstance(told, str) and told != NO_WORDS)
+        return next(filter(is_ours, known), "")
 
     @property
     def strategy(self) -> Any:
@@ -75,20 +93,23 @@ class Reading:
 def read_run(run_dir: RunDir) -> Reading:
     """Read all of it, whatever state it is in."""
     missing: list[str] = []
-    running = _at_work(run_dir.lock)
-    records = {name: _record(run_dir.path / name, missing) for name in RECORDS}
-    if running:
-        missing = [note for note in missing if not note.startswith("report.json is not there")]
+    held = _is_held(run_dir.lock)
+    report = _record(run_dir.report, missing, "how the run ended is not known", may_lack=held)
+    may_lack = {run_dir.plan.name} if _is_unplanned(report) else set()
+    records = {
+        name: _record(run_dir.path / name, missing, lost, may_lack=name in may_lack)
+        for name, lost in RECORDS.items()
+    }
     metrics = read_metrics(run_dir.metrics)
     answers = read_answers(run_dir.samples)
     missing += [*metrics.notes, *answers.notes]
     failures = {}
     for file in sorted(run_dir.logs.glob("rank-*.failed.json")):
-        told = _record(file, missing).get("told")
+        told = _record(file, missing, "it went away just now").get("told")
         failures[file.name.split(".")[0]] = str(told) if told else NO_WORDS
     return Reading(
         run_dir=run_dir,
-        report=records["report.json"],
+        report=report,
         config=records["config.yaml"],
         plan=records["plan.json"],
         data=records["data.json"],
@@ -98,7 +119,7 @@ def read_run(run_dir: RunDir) -> Reading:
         answers=answers,
         starts=read_starts(run_dir),
         failures=failures,
-        running=running,
+        held=held,
         missing=missing,
     )
 
@@ -110,13 +131,20 @@ def at(node: Any, *names: str) -> Any:
     return node
 
 
-def _record(path: Path, missing: list[str]) -> dict[str, Any]:
+def _is_unplanned(report: dict[str, Any]) -> bool:
+    memory = report.get("memory")
+    return isinstance(memory, dict) and "planned_bytes" in memory and memory["planned_bytes"] is None
+
+
+def _record(path: Path, missing: list[str], lost: str, *, may_lack: bool = False) -> dict[str, Any]:
+    """What the file holds; what is wrong with it is added to `missing`, unless the run may do without it."""
     parse: Callable[[str], Any] = yaml.safe_load if path.suffix == ".yaml" else json.loads
     try:
         text = path.read_text(encoding="utf-8")
         content = parse(text)
     except FileNotFoundError:
-        missing.append(f"{path.name} is not there{RECORDS.get(path.name, ': it went away just now')}.")
+        if not may_lack:
+            missing.append(f"{path.name} is not there{': ' if lost else ''}{lost}.")
         return {}
     except OSError as error:
         missing.append(f"{path.name} cannot be read: {error.strerror}.")
@@ -146,7 +174,7 @@ def _masked(value: Any) -> Any:
     return masked(str(value))  # a text; or NaN, infinity, a date: JSON has no word for them
 
 
-def _at_work(lock: Path) -> bool:
+def _is_held(lock: Path) -> bool:
     """Whether a process of this machine holds the run's folder: looked up, since to try the lock is to take
     it.
     """

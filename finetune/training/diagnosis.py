@@ -19,7 +19,7 @@ from finetune.config.rules import RunFacts
 from finetune.config.saved import load_config
 from finetune.config.schema import RunConfig
 from finetune.distributed.launch import Ended
-from finetune.errors import FinetuneError
+from finetune.errors import FinetuneError, is_ours
 from finetune.paths import RunDir
 from finetune.secrets import masked
 from finetune.training.causes import CAUSES, UNWRITTEN, Cause
@@ -120,9 +120,8 @@ def _words(before: Before, logs: Mapping[int, str], ended: Ended | None) -> list
             continue
         said = json.loads(content)
         text = said["told"]
-        ours = "Traceback (most recent call last)" not in text
         more = f"\n{logs.get(rank, '')}" if ASKS_FURTHER in text else ""
-        words.append(_Words(rank, text + more, said["time"], ours=ours))
+        words.append(_Words(rank, text + more, said["time"], ours=is_ours(text)))
     for rank in sorted(set(logs) - set(spoke)):
         sure = ended is not None and rank == ended.failed_rank
         sign = ended.signal if ended is not None and sure else ""

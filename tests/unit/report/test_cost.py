@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,19 @@ def test_a_start_without_an_end_makes_it_a_lower_bound(tmp_path: Path) -> None:
     found = cost(tmp_path, [{"started": 100}, {"started": 200}, {"ended": 210}])
     assert (found.seconds, found.how) == (30, "at least: 1 of 2 starts left no end")
     assert cost(tmp_path, []).how == "at least: its start was not written"
+    with RunDir(tmp_path).lock.open("w") as lock:  # the last start has ended, the run still looks back at it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        again = cost(tmp_path, [{"started": 100}, {"started": 200}, {"ended": 210}])
+    assert again == found
+
+
+def test_a_running_start_counts_until_now(tmp_path: Path) -> None:
+    times: list[dict[str, float]] = [{"started": 100}, {"ended": 200}, {"started": 300}]
+    cost(tmp_path, times)
+    with RunDir(tmp_path).lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = cost_of(read_run(RunDir(tmp_path)), now=450)
+    assert (found.seconds, found.how) == (250, "from 2 starts to the end so far, loading the model included")
 
 
 def test_the_shortest_time_that_is_billed_is_paid(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from finetune.report.cost import cost_of
 from finetune.report.memory import memory_of
 from finetune.report.page import run_page
 from finetune.report.reading import read_run
+from finetune.report.record import report_end
 from finetune.report.results import results_of
-from finetune.report.times import note_start
+from finetune.report.times import note_end, note_start
 
 PLANNED = {"resident": {"expected": 80_000_000, "upper": 100_000_000}}
 WORDS = "step 3: the loss is nan on rank 0.\n  Look at these rows."
@@ -128,6 +129,16 @@ def test_only_what_is_known_is_said_of_files_that_are_lost(tmp_path: Path) -> No
     assert not re.search("nothing was planned|no step was logged", told, re.IGNORECASE)
 
 
+def test_a_plan_is_missed_unless_the_run_says_that_nothing_was_planned(tmp_path: Path) -> None:
+    at = folder(tmp_path, step(1), report={"memory": {"planned_bytes": None}})
+    assert "plan.json" not in words_of(at)
+    (at / "plan.json").write_text('{"fore')
+    assert "plan.json cannot be read" in words_of(at)
+    folder(at, step(1), report={"memory": {"planned_bytes": PLANNED}})
+    (at / "plan.json").unlink()
+    assert "plan.json is not there." in words_of(at)
+
+
 @pytest.mark.parametrize(("content", "what"), [("", "nothing"), ("word\n", "no lines of the form")])
 def test_a_config_without_keys_is_told_plainly(tmp_path: Path, content: str, what: str) -> None:
     (tmp_path / "config.yaml").write_text(content)
@@ -153,8 +164,11 @@ def test_a_run_that_knew_why_it_ended_says_so_itself(tmp_path: Path) -> None:
     assert f"Why it ended {' '.join(WORDS.split())} What is missing" in told
     assert "recognised" not in told
     assert "from the start to the end, loading" in told
-    raised = folder(tmp_path / "raised", step(1), report={"status": "failed", "error": RAISED})
-    assert "Why it ended No known cause was recognised. In the words of the run Traceback" in words_of(raised)
+    report_end(RunDir(at), "failed", RAISED)  # by a rank that failed later, under a launcher that is not ours
+    own, raised = (" ".join(said.split()) for said in (WORDS, RAISED))
+    assert f"Why it ended {own} In the words of the run {raised}" in words_of(at)
+    alone = folder(tmp_path / "raised", step(1), report={"status": "failed", "error": RAISED})
+    assert f"Why it ended No known cause was recognised. In the words of the run {raised}" in words_of(alone)
 
 
 def test_a_run_that_has_ended_is_not_told_to_go_on_while_its_folder_is_held(tmp_path: Path) -> None:
@@ -162,8 +176,24 @@ def test_a_run_that_has_ended_is_not_told_to_go_on_while_its_folder_is_held(tmp_
     (at / "times.jsonl").write_text('{"started": 1}\n{"ended": 2}\n')
     with RunDir(at).lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert read_run(RunDir(at)).running
+        assert read_run(RunDir(at)).held
         assert "so far" not in words_of(at)
+
+
+def test_a_run_is_running_until_its_last_start_has_ended_whatever_it_wrote_before(
+    tmp_path: Path,
+) -> None:
+    at = folder(tmp_path, step(1), step(2), report={"status": "failed"})  # until its model is verified
+    starts(at, PLANNED)
+    assert read_run(RunDir(at)).status == "failed"  # nobody holds it: it was killed
+    with RunDir(at).lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        told = words_of(at)
+        assert f"{at.name} running : at step 2 " in told
+        assert "from the start to the end so far, loading the model included" in told
+        assert "No model was saved and checked yet." in told
+        note_end(RunDir(at))
+        assert f"{at.name} failed " in words_of(at)
 
 
 def test_the_model_is_that_of_the_folder_that_is_read(tmp_path: Path) -> None:
