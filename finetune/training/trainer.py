@@ -39,7 +39,8 @@ class RunTrainer(SavingTrainer):
     - `get_train_dataloader`: rows by `WindowSampler`; accelerate's sharding repeats rows at an epoch's end.
     - `training_step`: a loss that is not finite ends the run; upstream logs NaN as 0 and exits with 0.
     - `evaluate`: loss over all supervised tokens, the same for any batch size and number of processes.
-    - `log`: tokens per second, supervised tokens and the gauges of all ranks beside the loss.
+    - `log`: tokens per second, supervised tokens and the gauges of all ranks beside the loss. Checkpoints are
+      part of the steps' time, evaluations are not.
     - `peaks`: the memory of each phase.
     """
 
@@ -103,11 +104,11 @@ class RunTrainer(SavingTrainer):
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Mean loss over every supervised token of the evaluation rows; logits are never kept."""
+        started, was_training = time.perf_counter(), self.model.training
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         sampler = self._window_sampler(
             dataset, self.args.per_device_eval_batch_size, shuffle=False, accumulation=1
         )
-        started, was_training = time.perf_counter(), self.model.training
         self.model.eval()
         totals = torch.zeros(2, dtype=torch.float64)
         for batch in self._row_loader(dataset, sampler):
@@ -124,7 +125,7 @@ class RunTrainer(SavingTrainer):
         self.log(metrics)
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.model.train(was_training)
-        self._step_started = time.perf_counter()
+        self._step_started += time.perf_counter() - started  # no step's time
         return metrics
 
     def summed_loss(self, batch: dict[str, Any]) -> tuple[float, int]:

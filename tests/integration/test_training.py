@@ -123,6 +123,16 @@ def test_a_run_leaves_what_the_contract_names(tmp_path: Path) -> None:
     assert len(report["verified"]) == 8
 
 
+def test_steps_before_an_evaluation_count_in_the_speed_that_is_logged_behind_it(tmp_path: Path) -> None:
+    words = ["recipe=tiny_lora", "launch.device=cpu", "trainer.max_steps=10", "trainer.logging_steps=10"]
+    words += ["data.eval_fraction=0.1", "trainer.eval_strategy=steps", "trainer.eval_steps=9"]
+    outcome = finetune(*words, at=tmp_path)
+    assert outcome.code == 0, outcome.err
+    (logged,) = outcome.steps
+    seconds = logged["tokens"] / logged["tokens_per_second"]
+    assert seconds > 10 * logged["rank_seconds"][0], "the steps took as long as their forward passes at least"
+
+
 def test_evaluation_keeps_no_logits(tmp_path: Path) -> None:
     """Memory does not grow with the rows: the logits of 160 more would take 800 MB here."""
     shutil.copytree(TINY, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
