@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerState
 
-from finetune.progress import clock, columns, current
+from finetune.progress import Stage, clock, columns, current
 from finetune.training.time_left import TimeLeft
 from finetune.training.trainer import RunTrainer
 
@@ -26,6 +26,7 @@ class Column:
 
     title: str
     width: int
+    """Of its figures; a blank stands before them."""
     shown: Callable[[dict[str, Any]], str]
     needs: str
     """The key of `metrics.jsonl` that it is made of."""
@@ -34,17 +35,17 @@ class Column:
 
 
 COLUMNS = (
-    Column("loss", 8, lambda step: f"{step['loss']:.4f}", "loss"),
-    Column("grad", 8, lambda step: _three(step["grad_norm"]), "grad_norm"),
-    Column("rate", 8, lambda step: f"{step['learning_rate']:.1e}", "learning_rate"),
-    Column("tok/s/dev", 10, lambda step: f"{step['speed']:,.0f}", "speed"),
-    Column("MFU", 5, lambda step: f"{step['mfu']:.0%}", "mfu"),
-    Column("GB", 6, lambda step: f"{step['memory'] / 1e9:.1f}", "memory"),
-    Column("card", 5, lambda step: f"{step['memory'] / step['card']:.0%}", "card", 2),
-    Column("busy", 5, lambda step: f"{_mean(step['gpu_utilization']):.0f}%", "gpu_utilization", 3),
-    Column("W", 5, lambda step: f"{_mean(step['gpu_watts']):.0f}", "gpu_watts", 1),
-    Column("learnt", 7, lambda step: _short(step["supervised_tokens"]), "supervised_tokens"),
-    Column("left", 8, lambda step: clock(step["left"]), "left"),
+    Column("loss", 7, lambda step: f"{step['loss']:.4f}", "loss"),
+    Column("grad", 7, lambda step: _three(step["grad_norm"]), "grad_norm"),
+    Column("rate", 7, lambda step: f"{step['learning_rate']:.1e}", "learning_rate"),
+    Column("tok/s/dev", 9, lambda step: f"{step['speed']:,.0f}", "speed"),
+    Column("MFU", 3, lambda step: f"{step['mfu']:.0%}", "mfu"),
+    Column("GB", 5, lambda step: f"{step['memory'] / 1e9:.1f}", "memory"),
+    Column("card", 4, lambda step: f"{step['memory'] / step['card']:.0%}", "card", 2),
+    Column("busy", 4, lambda step: f"{_mean(step['gpu_utilization']):.0f}%", "gpu_utilization", 3),
+    Column("W", 4, lambda step: f"{_mean(step['gpu_watts']):.0f}", "gpu_watts", 1),
+    Column("learnt", 6, lambda step: _short(step["supervised_tokens"]), "supervised_tokens"),
+    Column("left", 9, lambda step: clock(step["left"]), "left"),
 )
 """`tok/s/dev`, `busy` and `W` are those of one device, the mean of all; `GB` is the most that a process took
 since the line before, `card` its share of the card."""
@@ -58,18 +59,19 @@ class StepTable(TrainerCallback):
         self.time_left = time_left
         self.columns: list[Column] = []
         self.lines = 0
+        self.bar: Stage | None = None
+        """Rank 0's."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.trainer.start_clock()
-        going = current()
-        if going is not None and args.process_index == 0:
-            going.of(state.max_steps, state.global_step)
+        self.bar = current() if args.process_index == 0 else None
+        if self.bar is not None:
+            self.bar.of(state.max_steps, state.global_step)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        going = current()
-        if going is not None and args.process_index == 0:
-            going.advance()
-            going.ends_in(self.time_left.seconds)
+        if self.bar is not None:
+            self.bar.advance()
+            self.bar.ends_in(self.time_left.seconds)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if args.process_index != 0 or not logs:
@@ -78,15 +80,15 @@ class StepTable(TrainerCallback):
             log.info("eval      loss %.4f after step %d", logs["eval_loss"], state.global_step)
         if "loss" not in logs:
             return
-        width = 2 * len(str(state.max_steps)) + 1
+        width = max(2 * len(str(state.max_steps)) + 1, len("step"))
         step = self._step(logs)
         if not self.columns:
-            self.columns = fitting(step, columns() - max(width, 4))
+            self.columns = fitting(step, columns() - width)
         if self.lines % HEAD_EVERY == 0:
-            log.info("%s", f"{'step':>{width}}" + "".join(f"{c.title:>{c.width}}" for c in self.columns))
+            log.info("%s", line(f"{'step':>{width}}", self.columns, [c.title for c in self.columns]))
         self.lines += 1
-        place = f"{state.global_step}/{state.max_steps}".rjust(max(width, 4))
-        log.info("%s", place + "".join(f"{_value(c, step):>{c.width}}" for c in self.columns))
+        place = f"{state.global_step}/{state.max_steps}".rjust(width)
+        log.info("%s", line(place, self.columns, [_value(c, step) for c in self.columns]))
 
     def _step(self, logs: dict[str, Any]) -> dict[str, Any]:
         """What `metrics.jsonl` has of it, and what follows from that."""
@@ -105,12 +107,17 @@ class StepTable(TrainerCallback):
 def fitting(step: dict[str, Any], room: int) -> list[Column]:
     """The columns that this step has a value for; where they are too many, the least wanted go."""
     found = [column for column in COLUMNS if step.get(column.needs) is not None]
-    while sum(column.width for column in found) > room:
+    while sum(column.width + 1 for column in found) > room:
         last = max(found, key=lambda column: column.first_to_go)
         if not last.first_to_go:
             break
         found.remove(last)
     return found
+
+
+def line(place: str, columns: list[Column], cells: list[str]) -> str:
+    """Of the table; a blank parts its cells, however wide they are."""
+    return place + "".join(f" {cell:>{column.width}}" for column, cell in zip(columns, cells, strict=True))
 
 
 def _value(column: Column, step: dict[str, Any]) -> str:
@@ -130,6 +137,6 @@ def _short(count: int) -> str:
 
 
 def _three(value: float) -> str:
-    """Three digits, zeros too; two where it needs an exponent, which a column has room for."""
-    text = f"{value:#.3g}"
-    return f"{value:.1e}" if "e" in text else text.removesuffix(".")
+    """Three digits, zeros too; two with an exponent where that is shorter, which a column has room for."""
+    text = f"{value:#.3g}".removesuffix(".")
+    return f"{value:.1e}" if "e" in text or len(text) > 7 else text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from finetune.training.step_table import COLUMNS, fitting
+from finetune.training.step_table import COLUMNS, fitting, line
 
 ON_A_CARD = {
     "loss": 1.2345678,
@@ -24,18 +24,19 @@ ON_A_CARD = {
 def test_a_card_fills_every_column() -> None:
     columns = fitting(ON_A_CARD, 200)
     assert columns == list(COLUMNS)
-    row = "".join(f"{column.shown(ON_A_CARD):>{column.width}}" for column in columns)
+    row = line("1/9", columns, [column.shown(ON_A_CARD) for column in columns])
     said = ["1.2346", "0.988", "2.0e-05", "12,346", "41%", "71.2", "84%", "98%", "679", "1.23M", "1:02:05"]
-    assert row.split() == said
+    assert row.split() == ["1/9", *said]
 
 
 @pytest.mark.parametrize("steps", [9, 999, 9999999])
 def test_80_columns_are_never_overrun_and_the_least_wanted_go_first(steps: int) -> None:
     width = max(2 * len(str(steps)) + 1, 4)
     columns = fitting(ON_A_CARD, 80 - width)
-    assert width + sum(column.width for column in columns) <= 80
-    gone = [column.title for column in COLUMNS if column not in columns]
-    assert gone == {9: [], 999: ["busy"], 9999999: ["card", "busy"]}[steps]
+    titles = [column.title for column in columns]
+    assert len(line(" " * width, columns, titles)) <= 80
+    gone = [column.title for column in COLUMNS if column.title not in titles]
+    assert gone == {9: [], 999: ["busy"], 9999999: ["card", "busy", "W"]}[steps]
 
 
 def test_a_cpu_has_no_columns_of_a_card() -> None:
@@ -50,6 +51,7 @@ def test_a_cpu_has_no_columns_of_a_card() -> None:
         (2, 987, ["2.00", "987"]),
         (1.994, 5000, ["1.99", "5.00k"]),
         (100.2, 10_000, ["100", "10.0k"]),
+        (0.000123, 999_499, ["1.2e-04", "999k"]),
         (0.00001234, 999_499, ["1.2e-05", "999k"]),
         (12345.6, 999_500, ["1.2e+04", "1.00M"]),
         (0, 123_456_789, ["0.00", "123M"]),
@@ -57,7 +59,21 @@ def test_a_cpu_has_no_columns_of_a_card() -> None:
 )
 def test_figures_have_as_many_digits_in_every_line(norm: float, learnt: int, shown: list[str]) -> None:
     row = {**ON_A_CARD, "grad_norm": norm, "supervised_tokens": learnt}
-    cells = {column.title: column.shown(row).rjust(column.width) for column in COLUMNS}
-    assert [cells["grad"].strip(), cells["learnt"].strip()] == shown
-    assert cells["grad"].startswith(" ")
-    assert cells["learnt"].startswith(" ")
+    cells = {column.title: column.shown(row) for column in COLUMNS}
+    assert [cells["grad"], cells["learnt"]] == shown
+
+
+@pytest.mark.parametrize("left", [0.0, 36_000.0, 360_000.0])
+@pytest.mark.parametrize("norm", [2.0, 0.00123, 0.000123, 12345.6])
+def test_long_figures_stand_apart_below_their_titles(norm: float, left: float) -> None:
+    row = {**ON_A_CARD, "grad_norm": norm, "left": left}
+    cells = [column.shown(row) for column in COLUMNS]
+    told = line("1/9", list(COLUMNS), cells)
+    assert told.split() == ["1/9", *cells]
+    assert len(told) == len(line("1/9", list(COLUMNS), [column.title for column in COLUMNS]))
+
+
+def test_a_figure_that_is_too_wide_is_still_parted_from_the_next() -> None:
+    row = {**ON_A_CARD, "loss": 123_456.0, "speed": 1e12, "left": 3.6e7}
+    cells = [column.shown(row) for column in COLUMNS]
+    assert line("1/9", list(COLUMNS), cells).split() == ["1/9", *cells]
