@@ -92,13 +92,16 @@ def open_weights(
 
 
 def keep_layout(model: torch.nn.Module) -> None:
-    """Keep 4-bit weights as they are: on CPUs with avx512_bf16 bitsandbytes packs them anew, for good, in the
-    first forward pass without gradients (https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1804).
-    Training that goes on behind it gets no gradient through them, what is computed in float32 comes out as in
-    bfloat16, and layers whose outputs are no multiple of 32 fail.
+    """Keep 4-bit weights as they are: on CPUs with avx512_bf16 bitsandbytes packs them anew, for good, at the
+    first input in evaluation mode that needs no gradient
+    (https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1804). Training that goes on behind it gets
+    no gradient through them, what is computed in float32 comes out as in bfloat16, and layers whose outputs
+    are no multiple of 32 fail.
     """
+    from bitsandbytes.nn import Linear4bit
+
     for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
+        if isinstance(module, Linear4bit):
             module.support_avx512bf16_for_cpu = False
 
 
