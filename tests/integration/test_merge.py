@@ -123,6 +123,9 @@ def half(tuner):
     tuner.scaling["default"] *= 2
 
 def full(tensors, path): raise OSError(28, "No space left on device")
+def more(tensors, path):
+    from safetensors.torch import save_file
+    save_file({**tensors, "stray.weight": next(iter(tensors.values()))[:1].clone()}, path, {"format": "pt"})
 def zeroed(shards):
     from finetune.model.export import save_file
     save_file({name: tensor * 0 for name, tensor in shards.buffer.items()}, shards._part(0))
@@ -278,6 +281,7 @@ FAULTS = {
     "opened afresh it equals the source": ("finetune.model.merge.merge_in_float32", "half"),
     "merged in float32 it equals the source": ("finetune.model.float32.merge_in_float32", "half"),
     "tensors equal the merged ones": ("finetune.model.export._Shards._flush", "zeroed"),
+    "plain transformers finds every weight, and no other": ("finetune.model.export.save_file", "more"),
     "could not be written, and nothing is kept": ("finetune.model.export.save_file", "full"),
 }
 """What is said, and what went wrong."""
@@ -290,6 +294,8 @@ def test_a_merge_that_went_wrong_is_not_handed_over(tmp_path: Path) -> None:
     results = merges(*[words] * len(FAULTS), words, faults=[*FAULTS.values(), None])
     for (said, _), (code, out, err) in zip(FAULTS.items(), results, strict=False):
         assert (code, said in err, "Traceback" in err) == (1, True, False), f"{said}: {out} {err}"
+    advised = [said for said, result in zip(FAULTS, results, strict=False) if "--dtype float32" in result[2]]
+    assert advised == ["opened afresh it equals the source"], "no dtype mends what is not rounding"
     assert "rounding to float16 alone parts them, --dtype float32 passes" in results[0][2]
     assert results[-1][0] == 0, results[-1][2]
     shutil.rmtree(tmp_path / "dora-untied-merged")
