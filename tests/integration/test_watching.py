@@ -159,4 +159,5 @@ def test_the_slowest_of_two_processes_is_named(tmp_path: Path) -> None:
     assert outcome.report["num_processes"] == {"requested": 2, "actual": 2}
     assert outcome.report["strategy"]["actual"] == "ddp"
     while_held = [step["slowest_rank"] for step in outcome.steps if held + 1 < step["step"] < 25]
+    assert len(while_held) > 10, while_held
     assert while_held.count(slow) >= 0.8 * len(while_held), while_held
