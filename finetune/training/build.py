@@ -18,6 +18,7 @@ from finetune.report.metrics import most_memory, read_metrics
 from finetune.report.record import Report, planned_forecast, summary
 from finetune.report.times import read_starts
 from finetune.training.callbacks import Checkpoints, Counters, Record, StopSignals
+from finetune.training.checkpoint import step_to_resume
 from finetune.training.early import EarlyStopping
 from finetune.training.proof import ProveBeforeStepOne
 from finetune.training.rows import Rows
@@ -93,7 +94,8 @@ def record_training(report: Report, trainer: RunTrainer, stopped_by: int) -> Non
     told = summary(trainer.state.log_history, steps, read_starts(run_dir))
     speed = told["tokens_per_second"]
     step_seconds = trainer.seen_tokens / steps / speed if speed else None
-    memory = most_memory(memory, read_metrics(run_dir.metrics).memory)
+    if step_to_resume(run_dir):  # else all was measured in this start
+        memory = most_memory(memory, read_metrics(run_dir.metrics).memory)
     report.update(
         **told,
         memory={"planned_bytes": forecast and forecast["memory"], "measured_bytes": memory},
