@@ -56,7 +56,8 @@ PLAN = f"""\
 usage: python -m finetune plan [key=value ...] [flags]
 
 A table of all strategies: does the run fit, in how much memory, how fast, at what cost; for this machine, or
-for hardware=NAME (a file of conf/hardware). Nothing is read but the model's config, and nothing is started.
+for hardware=NAME (a file of conf/hardware). Of the model only its config is read (of one on the hub it is
+fetched), of the data nothing, and nothing is started.
 
 examples:
   python -m finetune plan recipe=qwen8b_full hardware=4x_a100_80gb
