@@ -20,7 +20,8 @@ TORCHRUN = ("torch.distributed.run", "--nproc_per_node=2", "--standalone")
 LIMIT_BYTES = 20 * 2**30
 """Of addresses: far more than a small run takes."""
 MEMORY = Path("/sys/fs/cgroup/memory")
-GROUP_BYTES = 1_600_000_000
+GROUP_BYTES = 2_200_000_000
+"""Of memory: what a small run is planned to take at most, and little more."""
 
 EATS = "self.held = getattr(self, 'held', []) + [torch.ones(100_000_000) for _ in range(100)]"
 TRUNCATES = (
