@@ -31,7 +31,7 @@ _bars = 0
 
 
 def is_screen(descriptor: int) -> bool:
-    """A terminal that a bar can be drawn on."""
+    """A terminal that takes more than plain lines: a bar, or colours."""
     return os.isatty(descriptor) and os.environ.get("TERM", "dumb") != "dumb"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 
+from finetune.progress import is_screen
 from finetune.report.shown import WIDTH
 
 
@@ -16,4 +16,4 @@ def line_width() -> int:
 
 def takes_colour() -> bool:
     """Whether stdout is a terminal that shows colours, and nobody has asked for none (https://no-color.org)."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
+    return is_screen(1) and not os.environ.get("NO_COLOR")

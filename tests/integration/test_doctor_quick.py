@@ -39,10 +39,6 @@ case "$1 $2" in
 esac
 """
 HANGS = "#!/bin/sh\nsleep 600\n"
-IMPATIENT = (
-    "import runpy, sys, finetune.hardware.smi as smi; smi.SECONDS = 2; sys.argv[0] = 'finetune'; "
-    "runpy.run_module('finetune', run_name='__main__')"
-)
 FROM_PROVIDERS = {variable for provider in PROVIDERS for variable in provider.variables}
 LEFT_OUT = {*FROM_PROVIDERS, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
 no_driver_here = pytest.mark.skipif(
@@ -60,6 +56,15 @@ class Told:
 
     def check(self, name: str) -> dict[str, str]:
         return next(check for check in self.answer["checks"] if check["name"] == name)
+
+
+def bare_with(module: str, name: str, value: float) -> tuple[str, ...]:
+    """`BARE` with another value of a module's constant."""
+    program = (
+        f"import runpy, sys, {module} as module; module.{name} = {value}; sys.argv[0] = 'finetune'; "
+        "runpy.run_module('finetune', run_name='__main__')"
+    )
+    return (sys.executable, "-S", "-c", program, *BARE[4:])
 
 
 def doctor(*words: str, at: Path, command: tuple[str, ...] = BARE, **env: str) -> Told:
@@ -93,8 +98,7 @@ def with_smi(at: Path, machine: str) -> str:
 @pytest.mark.parametrize("machine", [folder.name for folder in sorted(MACHINES.iterdir())])
 def test_each_machine_gets_its_verdicts(machine: str, tmp_path: Path) -> None:
     expected = json.loads((MACHINES / machine / "expected.json").read_text())
-    impatient = (sys.executable, "-S", "-c", IMPATIENT, "doctor", "--quick")
-    command = impatient if expected.get("hangs") else BARE
+    command = bare_with("finetune.hardware.smi", "SECONDS", 2) if expected.get("hangs") else BARE
     told = doctor(at=tmp_path, command=command, PATH=with_smi(tmp_path, machine))
     for name, (status, words) in expected["checks"].items():
         check = told.check(name)
@@ -408,15 +412,7 @@ def test_an_interruption_leaves_no_nvidia_smi_that_hangs(tmp_path: Path) -> None
     program.chmod(0o755)
     env = environment(PATH=f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     pipe = subprocess.PIPE
-    impatient = IMPATIENT.replace("smi.SECONDS = 2", "finetune.commands.doctor.SILENT_SECONDS = 0.5")
-    command = (
-        sys.executable,
-        "-S",
-        "-c",
-        f"import finetune.commands.doctor; {impatient}",
-        "doctor",
-        "--quick",
-    )
+    command = bare_with("finetune.commands.doctor", "SILENT_SECONDS", 0.5)
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True) as process:
         wait_for("nvidia-smi", (tmp_path / "pid").exists)
         group = int((tmp_path / "pid").read_text())
@@ -540,16 +536,7 @@ def test_colour_is_for_a_terminal_that_wants_it(tmp_path: Path) -> None:
 def on_terminal(at: Path, **env: str) -> str:
     """What the checklist prints to a terminal."""
     ours, theirs = pty.openpty()
-    impatient = IMPATIENT.replace("smi.SECONDS = 2", "finetune.commands.doctor.SILENT_SECONDS = 0.5")
-    command = (
-        sys.executable,
-        "-S",
-        "-c",
-        f"import finetune.commands.doctor; {impatient}",
-        "doctor",
-        "--quick",
-    )
-    with subprocess.Popen(command, cwd=at, env=environment(**env), stdout=theirs, stdin=theirs) as process:
+    with subprocess.Popen(BARE, cwd=at, env=environment(**env), stdout=theirs, stdin=theirs) as process:
         os.close(theirs)
         printed = b""
         with suppress(OSError):  # its end is an error on Linux
